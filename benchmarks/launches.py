@@ -71,10 +71,6 @@ class HostDevice(Device):
         """Host memory."""
         return torch.zeros(size, dtype=torch.uint8)
 
-    def number(self, tensor: torch.Tensor) -> float:
-        """The number in a float64 tensor of one element, given as bytes."""
-        return tensor.view(torch.float64).item()
-
 
 class _NoLibrary:
     """A stand-in for the CUDA library, whose calls do nothing."""

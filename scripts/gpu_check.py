@@ -107,7 +107,7 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
 
     # The sanitizer sees a write beyond a tensor only if each tensor is an allocation of its own.
     checked = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    few = "on_gpu and (golden or many_blocks or one_batch or more_arrays or restored or square_sum)"
+    few = "on_gpu and (golden or many_blocks or one_batch or more_arrays or restored)"
     architecture = compute_capability()
     chosen = f" -DHVDC_CUDA_ARCHITECTURES={architecture}" if architecture else ""
     # A warning of a new compiler fails the first try and is recorded; the second ignores warnings.

@@ -305,14 +305,7 @@ class Compressor(RebindingCompressor):
         assert norms is not None
         norms.shares, norms.early = norms.shares + 1, early
         share = norms.shares
-        device = norms.ranks.device
-        parts = [torch.zeros((), dtype=torch.float64, device=device)]
-        for slot in self._slots:
-            for one in (slot, slot.owned):
-                if one is not None and one.residual is not None:
-                    part = torch.linalg.vector_norm(one.residual, dtype=torch.float64)
-                    parts.append((part / one.residual_scale).to(device))
-        own = torch.linalg.vector_norm(torch.stack(parts)).view(1)
+        own = self._norm_on(norms.ranks.device).view(1)
 
         def keep(error: Exception | None) -> None:
             if error is None:

@@ -224,14 +224,19 @@ class CompressorBase:
     def residual_norm(self) -> float:
         """The l2 norm of all residuals of this rank together, without loss scaling."""
         self._kernels.settle()
-        kept = [holder for slot in self._slots for holder in (slot, slot.owned) if holder]
-        squares = [
-            self._kernels.square_sum(holder.residual.float()) / holder.residual_scale**2
-            for holder in kept
-            if holder.residual is not None
-        ]
+        norm = float(self._norm_on(torch.device("cpu")))
         self._kernels.check()
-        return sum(squares) ** 0.5
+        return norm
+
+    def _norm_on(self, device: torch.device) -> torch.Tensor:
+        """The norm of :meth:`residual_norm`, shape=(), float64, on a device, for which it does not wait."""
+        norms = [torch.zeros((), dtype=torch.float64, device=device)]
+        for slot in self._slots:
+            for holder in (slot, slot.owned):
+                if holder is not None and holder.residual is not None:
+                    norm = torch.linalg.vector_norm(holder.residual, dtype=torch.float64)
+                    norms.append((norm / holder.residual_scale).to(device))
+        return torch.linalg.vector_norm(torch.stack(norms))
 
     def reset_counters(self) -> None:
         """Sets :attr:`counters` to zero."""

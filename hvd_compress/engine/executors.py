@@ -173,11 +173,6 @@ class Executors:
                 parts.append((serial, numbers))
         return SplitBatch(*parts)
 
-    def square_sum(self, tensor: torch.Tensor) -> float:
-        """The sum of squares of a float32 tensor, in double precision; waits for the result."""
-        self.order(tensor)
-        return (self.deferred(tensor) or self._cpu).square_sum(tensor)
-
     def collect_flags(self, payloads: torch.Tensor, word: torch.Tensor) -> None:
         """ORs the flags of payloads on a CUDA device into a word there; see ``CudaKernels``.
 

@@ -17,7 +17,6 @@ from hvd_compress.kernels.cpu_arrays import (
     pointer_to,
     readable,
     rows,
-    size_of,
 )
 from hvd_compress.kernels.cpu_library import load, spec_pointer
 from hvd_compress.kernels.interface import Kernels
@@ -154,12 +153,6 @@ class CpuKernels(Kernels):
         )
         payload = payloads[bad.value] if bad.value >= 0 else None
         _check(status, codec, shape, step, payload, f"rank {bad.value}'s ")
-
-    def square_sum(self, values: Any) -> float:
-        """The sum of squares of a float32 array, in double precision."""
-        count = size_of(values)
-        pointer = pointer_to("values", values, count, "float32")
-        return float(self._library.hvdc_square_sum(pointer, count, self.threads))
 
 
 def _check(

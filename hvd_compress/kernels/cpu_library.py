@@ -22,7 +22,7 @@ from hvd_compress.kernels.native import (
     spec_of,
 )
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 _LIBRARY = FOLDER / "libhvdc_cpu.so"
 
 _SIGNATURES: Signatures = {
@@ -40,7 +40,6 @@ _SIGNATURES: Signatures = {
     "hvdc_level_norms_batch": (I32, [P, I64, P, I32, P]),
     "hvdc_level_encode_batch": (I32, [P, I64, P, P, I32, P]),
     "hvdc_level_decode_batch": (I32, [P, I64, P, P, F32, I32, P]),
-    "hvdc_square_sum": (ctypes.c_double, [P, I64, I32]),
 }
 
 

@@ -70,10 +70,6 @@ class Device(Protocol):
         """Allocates host memory that devices can write to: a tensor, shape=(size,), uint8, zeros."""
         ...
 
-    def number(self, tensor: Any) -> float:
-        """The float64 in a tensor of eight bytes; waits for the work that was started before."""
-        ...
-
 
 class CudaKernels(Kernels):
     """Implements :class:`hvd_compress.kernels.interface.Kernels` for CUDA tensors.
@@ -237,22 +233,6 @@ class CudaKernels(Kernels):
             arrays.pointer("flags", flags, 1, "int32"),
         )
 
-    def square_sum(self, values: Any) -> float:
-        """The sum of squares of a float32 tensor, in double precision; waits for the result."""
-        count = _count(values)
-        arrays = DeviceArrays(self._device.type, values)
-        result = self._device.empty(8, arrays.index)
-        self._call(
-            f"square_sum: {count} elements",
-            self.library.hvdc_cuda_square_sum,
-            arrays.index,
-            self.library.hvdc_cuda_square_sum_bytes(count),
-            arrays.pointer("values", values, count, "float32"),
-            count,
-            result.data_ptr(),
-        )
-        return self._device.number(result)
-
     def check(self) -> None:
         """Raises the error of an earlier call; for a caller that has just synchronized.
 
@@ -336,14 +316,15 @@ class CudaKernels(Kernels):
             self.check_status(function(*arguments, queue), what)
 
     def _queue(self, index: int, stream: int, workspace_bytes: int) -> Any:
-        """The current stream of a device with its own prepared workspace, which is large enough."""
+        """The current stream of a device; with a prepared workspace of its own if the work needs one."""
+        if not workspace_bytes:
+            return ctypes.byref(Queue(index, 0, stream, None, 0))
         workspace = self._workspaces.get((index, stream))
         if workspace is None or _count(workspace) < workspace_bytes:
             if workspace is not None:
                 self._outgrown.append(workspace)
-            least = self.library.hvdc_cuda_square_sum_bytes(0)
             # Twice as large each time, so that what is outgrown takes no more than what is in use.
-            size = 1 << (max(workspace_bytes, least) - 1).bit_length()
+            size = 1 << (workspace_bytes - 1).bit_length()
             workspace = self._device.empty(size, index)
             queue = Queue(index, 0, stream, workspace.data_ptr(), _count(workspace))
             status = self.library.hvdc_cuda_prepare(ctypes.byref(queue))

@@ -20,7 +20,7 @@ from hvd_compress.kernels.native import (
     open_library,
 )
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 LIBRARY = FOLDER / "libhvdc_cuda.so"
 FAILED, TOO_LARGE, MISALIGNED = 16, 17, 18
 
@@ -93,7 +93,6 @@ SIGNATURES: Signatures = {
     "hvdc_cuda_abi_version": (ctypes.c_uint32, []),
     "hvdc_cuda_message": (ctypes.c_char_p, []),
     "hvdc_cuda_workspace_bytes": (I64, [P]),
-    "hvdc_cuda_square_sum_bytes": (I64, [I64]),
     "hvdc_cuda_prepare": (I32, [P]),
     "hvdc_cuda_encode": (I32, [P, P, P, I32, P, P, I64, P]),
     "hvdc_cuda_decode_sum": (
@@ -102,7 +101,6 @@ SIGNATURES: Signatures = {
     ),
     "hvdc_cuda_restore": (I32, [P, I64, P, P]),
     "hvdc_cuda_collect_flags": (I32, [P, I64, I32, P, P]),
-    "hvdc_cuda_square_sum": (I32, [P, I64, P, P]),
     "hvdc_cuda_plan_encode": (I32, [P, I64, I32, P]),
     "hvdc_cuda_plan_decode": (I32, [P, I64, I32, I32, P]),
     "hvdc_cuda_plan_bytes": (I64, [P]),

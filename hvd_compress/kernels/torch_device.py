@@ -39,7 +39,3 @@ class TorchDevice(Device):
         """Zeros in page-locked memory of the host; shape=(size,), uint8."""
         # Whatever the user's default device is.
         return self._torch.zeros(size, dtype=self._torch.uint8, device="cpu", pin_memory=True)
-
-    def number(self, tensor: Any) -> float:
-        """The float64 number in eight bytes of the device; waits for the device."""
-        return float(tensor.view(self._torch.float64).item())

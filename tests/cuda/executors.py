@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 
 from hvd_compress.engine.executors import Executors
@@ -46,9 +45,6 @@ class HostDevice:
 
     def pinned(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8)
-
-    def number(self, tensor: torch.Tensor) -> float:
-        return float(tensor.numpy().view(np.float64)[0])
 
 
 class Checked(CudaKernels):

@@ -175,7 +175,7 @@ def test_groups_that_are_not_finite_keep_their_residual(kernels: Checked, bad: f
 def test_more_chunks_than_are_added_up_in_one_go(kernels: Checked) -> None:
     shape = (2048 * 2048 + 2049,)
     gradient, residual = torch.from_numpy(normal(shape)), normal(shape, seed=1)
-    codecs = (OneBit("tensor"), Ternary("tensor"), OneBit(64))
+    codecs = (OneBit("tensor"), Ternary("tensor"), ECQ(4, "l2", "tensor"), OneBit(64))
     check(
         kernels, [Case(one, shape, gradient, FULL, residual, NoiseKey()) for one in codecs], ranks=1
     )

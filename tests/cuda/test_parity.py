@@ -20,7 +20,6 @@ from hvd_compress.codecs import (
     TopK,
 )
 from hvd_compress.codecs.int8 import Kind
-from hvd_compress.kernels.cpu import CpuKernels
 from tests.codecs.cases import (
     floats,
     normal,
@@ -367,12 +366,6 @@ def test_the_order_in_which_threads_and_blocks_run_does_not_matter(
         )
     finally:
         configure(1, 0)
-
-
-def test_square_sum(kernels: Checked) -> None:
-    for shape in ((0,), (1,), (77,), (70_001,), (2048 * 2048 + 2049,)):
-        values = torch.from_numpy(normal(shape))
-        assert kernels.square_sum(values.to(kernels.device)) == CpuKernels().square_sum(values)
 
 
 def test_all_ranks_at_once(kernels: Checked) -> None:

@@ -326,12 +326,3 @@ def test_calls_at_the_same_time_do_not_disturb_each_other() -> None:
     with ThreadPoolExecutor(4) as pool:
         for result in [pool.submit(one, row) for row in ROWS for _ in range(2)]:
             result.result()
-
-
-def test_square_sum(isa: str) -> None:
-    for shape in ((0,), (1,), (77,), (70_001,)):
-        values = normal(shape)
-        want = float(np.sum(values.astype(np.float64) ** 2))
-        for threads in THREADS:
-            got = CpuKernels(threads).square_sum(torch.from_numpy(values))
-            assert got == pytest.approx(want, rel=1e-12)

@@ -309,19 +309,6 @@ void CheckBatch(Random* random) {
   hvdc_cuda_plan_free(decode);
 }
 
-void CheckSquareSum(Random* random) {
-  const int64_t count = static_cast<int64_t>((*random)() % 5000);
-  Memory values(4 * count, 4, 0), result(8, 8, 0);
-  FillNumbers(random, HVDC_DTYPE_FLOAT32, false, &values);
-  const float* const numbers = reinterpret_cast<const float*>(values.data);
-  Memory workspace(hvdc_cuda_square_sum_bytes(count), 256, 0);
-  const hvdc_cuda_queue queue = {0, 0, nullptr, workspace.data, workspace.size};
-  DEMAND(hvdc_cuda_prepare(&queue) == HVDC_OK);
-  double* const sum = reinterpret_cast<double*>(result.data);
-  DEMAND(hvdc_cuda_square_sum(numbers, count, sum, &queue) == HVDC_OK);
-  DEMAND(*sum == hvdc_square_sum(numbers, count, 1));
-}
-
 // Shortcuts give what they stand for.
 void CheckArithmetic(Random* random) {
   using namespace hvdc::HVDC_ARCH;
@@ -348,7 +335,6 @@ int main(int argc, char** argv) {
   for (; clock() < end; ++runs) {
     CheckOne(&random);
     CheckBatch(&random);
-    CheckSquareSum(&random);
   }
   printf("%ld tensors\n", runs);
   return runs ? 0 : 1;

@@ -108,9 +108,6 @@ struct Kernels {
   // all payloads, adds the number of each one's blocks that do not decode.
   void (*decode)(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                  uint64_t* checksums);
-  // Sums of squares of chunks [first, last) of count numbers.
-  void (*square_chunks)(const float* values, int64_t count, int64_t first, int64_t last,
-                        double* sums);
   uint64_t (*checksum)(const uint8_t* payload, int64_t begin, int64_t end);
   // Norms of blocks [first, last), where each is a bucket.
   void (*level_norms)(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,

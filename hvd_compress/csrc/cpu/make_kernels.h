@@ -59,9 +59,8 @@ void DecodeSum(const DecodeJob& job, int64_t first, int64_t last, const Scratch&
 
 template <class V>
 constexpr Kernels MakeKernels(const char* name) {
-  return {name,           Encode<V>,       EncodeChunks<V>, ChunkStats<V>,
-          ColumnStats<V>, DecodeSum<V>,    SquareChunks<V>, Checksum<V>,
-          LevelNorms<V>,  EncodeLevels<V>, DecodeLevels<V>};
+  return {name,         Encode<V>,   EncodeChunks<V>, ChunkStats<V>,   ColumnStats<V>,
+          DecodeSum<V>, Checksum<V>, LevelNorms<V>,   EncodeLevels<V>, DecodeLevels<V>};
 }
 
 }  // namespace HVDC_ARCH

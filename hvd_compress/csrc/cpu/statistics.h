@@ -123,24 +123,6 @@ inline uint32_t ColumnStats(const EncodeJob& job, int64_t row, int64_t rows, int
   }
 }
 
-template <class V>
-inline void SquareChunks(const float* values, int64_t count, int64_t first, int64_t last,
-                         double* sums) {
-  for (int64_t chunk = first; chunk < last; ++chunk) {
-    const int64_t start = chunk * kChunk;
-    const int64_t end = count - start < kChunk ? count : start + kChunk;
-    Accumulator<V, StatsKind::kSquares> squares;
-    int64_t i = start;
-    for (; i + kLanes <= end; i += kLanes) squares.Add(V::Load(values + i));
-    float rest[kLanes] = {};
-    memcpy(rest, values + i, static_cast<size_t>(end - i) * sizeof(float));
-    squares.Add(V::Load(rest));
-    GroupStats stats = {};
-    squares.Finish(&stats);
-    sums[chunk] = stats.square;
-  }
-}
-
 }  // namespace HVDC_ARCH
 }  // namespace hvdc
 

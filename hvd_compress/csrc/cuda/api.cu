@@ -28,17 +28,6 @@ int Open(const hvdc_spec* spec, int dtype, const hvdc_cuda_queue* queue, Job* jo
   return HVDC_OK;
 }
 
-hvdc_spec SquareSpec(int64_t count) {
-  hvdc_spec spec = {};
-  spec.codec = HVDC_ECQ;
-  spec.variant = HVDC_L2;
-  spec.grouping = HVDC_TENSOR;
-  spec.levels = 1;
-  spec.rows = count;
-  spec.columns = 1;
-  return spec;
-}
-
 __global__ void FillTables(Int8Tables* tables) {
   // One thread each: this is done once.
   if (threadIdx.x % kWarpSize) return;
@@ -78,13 +67,9 @@ extern "C" int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec) {
   return bytes;
 }
 
-extern "C" int64_t hvdc_cuda_square_sum_bytes(int64_t count) {
-  const hvdc_spec spec = SquareSpec(count);
-  return hvdc_cuda_workspace_bytes(&spec);
-}
-
 extern "C" int hvdc_cuda_prepare(const hvdc_cuda_queue* queue) {
-  const hvdc_spec spec = SquareSpec(0);
+  hvdc_spec spec = {};  // empty: what is filled is in the workspace of every spec
+  spec.codec = HVDC_FP32;
   EncodeJob job = {};
   const int status = Open(&spec, HVDC_DTYPE_FLOAT32, queue, &job, &job.passes);
   if (status != HVDC_OK) return status;
@@ -208,20 +193,5 @@ extern "C" int hvdc_cuda_collect_flags(const void* payloads, int64_t stride, int
   if (guard.status() != HVDC_OK) return guard.status();
   const int status =
       CollectFlags(static_cast<const uint8_t*>(payloads), stride, count, flags, StreamOf(*queue));
-  return Settle(status, *queue);
-}
-
-extern "C" int hvdc_cuda_square_sum(const float* values, int64_t count, double* result,
-                                    const hvdc_cuda_queue* queue) {
-  const hvdc_spec spec = SquareSpec(count);
-  EncodeJob job = {};
-  int status = Open(&spec, HVDC_DTYPE_FLOAT32, queue, &job, &job.passes);
-  if (status != HVDC_OK) return status;
-  if (!Aligned(values, 4) || !Aligned(result, 8)) return HVDC_CUDA_MISALIGNED;
-  job.gradient = values;
-  job.passes.squares = true;
-  const DeviceGuard guard(queue->device);
-  status = guard.status();
-  if (status == HVDC_OK) status = SquareSum(job, result, StreamOf(*queue));
   return Settle(status, *queue);
 }

@@ -91,7 +91,6 @@ struct Passes {
   int64_t length;  // each is a group
   int64_t chunks;  // of a row
   int64_t folds;   // of a row's chunks; 0 where they are added up in one go
-  bool squares;    // the sums are wanted, and no scale
 };
 
 struct EncodeJob {

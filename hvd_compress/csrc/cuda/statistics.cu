@@ -76,13 +76,13 @@ __global__ void __launch_bounds__(kThreads) SumAllChunks(const __grid_constant__
     const int64_t start = row * passes.length + chunk * kChunk;
     const GroupStats stats = SumOf<kKind, kResidual>(job, start, static_cast<uint32_t>(count));
     if (index >= all || LaneOfSum()) continue;
-    if (passes.chunks == 1 && !passes.squares) {
+    if (passes.chunks == 1) {
       StoreGroup(job, row, count, stats);
     } else {
       job.workspace.stats[index] = stats;
     }
   }
-  if (passes.squares || passes.rows > 1 || passes.chunks == 1 || passes.folds) return;
+  if (passes.rows > 1 || passes.chunks == 1 || passes.folds) return;
   Control* const control = job.workspace.control;
   if (!LastBlock(place, control) || WarpOfBlock()) return;
   const GroupStats stats = SumChunks<kKind>(job.workspace.stats, passes.chunks);
@@ -172,22 +172,6 @@ __global__ void __launch_bounds__(kThreads) FoldColumns(const __grid_constant__ 
   }
 }
 
-// The pieces' sums of squares one after the other, as hvdc_square_sum adds them.
-__global__ void AddPieces(const EncodeJob job, double* result) {
-  const Passes& passes = job.passes;
-  if (!passes.folds) {
-    const GroupStats stats = SumChunks<StatsKind::kSquares>(job.workspace.stats, passes.chunks);
-    if (threadIdx.x == 0) *result = stats.square;
-    return;
-  }
-  if (threadIdx.x) return;
-  double total = 0;
-  for (int64_t i = 0; i < passes.folds; ++i) {
-    total = Thread::AddD(total, job.workspace.folded[i].square);
-  }
-  *result = total;
-}
-
 namespace {
 
 template <StatsKind kKind, int kResidual, class Jobs>
@@ -201,7 +185,7 @@ Statistics<Jobs> RowStatistics(const EncodeJob& job) {
     all.fold_chunks = {FoldChunks<kKind, Jobs>, blocks(passes.rows * passes.folds, kWarps), 0};
   }
   // What SumAllChunks has not finished by itself.
-  if (!passes.squares && (passes.folds || (passes.rows > 1 && passes.chunks > 1))) {
+  if (passes.folds || (passes.rows > 1 && passes.chunks > 1)) {
     all.fold_groups = {FoldRows<kKind, Jobs>, blocks(passes.rows, kWarps), 0};
   }
   return all;
@@ -238,12 +222,6 @@ Statistics<Jobs> StatisticsWork(const EncodeJob& job) {
 
 template Statistics<Single<EncodeJob>> StatisticsWork(const EncodeJob& job);
 template Statistics<EncodeBatch> StatisticsWork(const EncodeJob& job);
-
-int SquareSum(const EncodeJob& job, double* result, cudaStream_t stream) {
-  const int status = Run(StatisticsWork<Single<EncodeJob>>(job), job, stream);
-  if (status != HVDC_OK) return status;
-  return Launch(AddPieces, 1, 0, stream, job, result);
-}
 
 }  // namespace HVDC_ARCH
 }  // namespace hvdc

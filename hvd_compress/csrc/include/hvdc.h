@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define HVDC_ABI_VERSION 7
+#define HVDC_ABI_VERSION 8
 
 enum hvdc_codec {
   HVDC_ONEBIT = 1,
@@ -164,9 +164,6 @@ HVDC_API int hvdc_level_encode_batch(hvdc_tensor* tensors, int64_t count, const 
 // values = (sum of levels * unit) * scale, in float32, rounded to dtype last.
 HVDC_API int hvdc_level_decode_batch(hvdc_tensor* tensors, int64_t count, const float* norms,
                                      const void* message, float scale, int threads, int64_t* bad);
-
-// Sum of squares of count float32 numbers, in double precision: the residual norm's counter.
-HVDC_API double hvdc_square_sum(const float* values, int64_t count, int threads);
 
 #ifdef __cplusplus
 }

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define HVDC_CUDA_ABI_VERSION 7
+#define HVDC_CUDA_ABI_VERSION 8
 
 enum { HVDC_CUDA_MAX_PAYLOADS = 1024 };
 
@@ -52,8 +52,6 @@ HVDC_API const char* hvdc_cuda_message(void);
 // Bytes that any of the calls below need for this spec, or -1 where it is not valid or has an
 // entropy code, for which there are no kernels.
 HVDC_API int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec);
-// The same for hvdc_cuda_square_sum.
-HVDC_API int64_t hvdc_cuda_square_sum_bytes(int64_t count);
 
 // Fills new workspace memory with what the kernels expect in it.
 HVDC_API int hvdc_cuda_prepare(const hvdc_cuda_queue* queue);
@@ -83,17 +81,14 @@ typedef struct {
 } hvdc_cuda_residual;
 
 // Copies before to after if *when is not 0: so a step can be dropped without the host's knowing.
-// The list itself is in host memory.
+// The list itself is in host memory. The queue needs no workspace.
 HVDC_API int hvdc_cuda_restore(const hvdc_cuda_residual* residuals, int64_t count,
                                const uint32_t* when, const hvdc_cuda_queue* queue);
 
-// Ors into *flags what all payloads' headers say of numbers that are not finite: 1 or 0.
+// Ors into *flags what all payloads' headers say of numbers that are not finite: 1 or 0. The
+// queue needs no workspace.
 HVDC_API int hvdc_cuda_collect_flags(const void* payloads, int64_t stride, int32_t count,
                                      uint32_t* flags, const hvdc_cuda_queue* queue);
-
-// Like hvdc_square_sum, into *result.
-HVDC_API int hvdc_cuda_square_sum(const float* values, int64_t count, double* result,
-                                  const hvdc_cuda_queue* queue);
 
 // Batches: many tensors of any codecs, sizes and dtypes in one message, with one launch for all
 // that have the same kernel. Tables of entries and arrays are in host memory, and read before a

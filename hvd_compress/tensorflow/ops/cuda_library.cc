@@ -30,7 +30,6 @@ std::string Open(const char* path) {
   CudaLibrary found;
   const bool complete = Find(library, "hvdc_cuda_message", &found.message) &&
                         Find(library, "hvdc_cuda_workspace_bytes", &found.workspace_bytes) &&
-                        Find(library, "hvdc_cuda_square_sum_bytes", &found.square_sum_bytes) &&
                         Find(library, "hvdc_cuda_prepare", &found.prepare) &&
                         Find(library, "hvdc_cuda_encode", &found.encode) &&
                         Find(library, "hvdc_cuda_decode_sum", &found.decode_sum) &&

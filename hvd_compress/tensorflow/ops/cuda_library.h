@@ -12,7 +12,6 @@ namespace hvd_compress {
 struct CudaLibrary {
   decltype(&hvdc_cuda_message) message;
   decltype(&hvdc_cuda_workspace_bytes) workspace_bytes;
-  decltype(&hvdc_cuda_square_sum_bytes) square_sum_bytes;
   decltype(&hvdc_cuda_prepare) prepare;
   decltype(&hvdc_cuda_encode) encode;
   decltype(&hvdc_cuda_decode_sum) decode_sum;

@@ -1,7 +1,5 @@
 #include "gpu_kernels.h"
 
-#include <algorithm>
-
 #include "tensorflow/core/platform/errors.h"
 
 namespace hvd_compress {
@@ -158,9 +156,8 @@ absl::Status GpuKernels::Scale(const void* numbers, int from, int64_t count, flo
 }
 
 absl::Status GpuKernels::Prepare(const hvdc_spec& spec, hvdc_cuda_queue* queue) {
-  // That of an empty sum is the least that can be prepared.
   // Plain codes take as much for any number of payloads.
-  const int64_t needed = std::max(library_->workspace_bytes(&spec), library_->square_sum_bytes(0));
+  const int64_t needed = library_->workspace_bytes(&spec);
   *queue = Queue();
   int64_t size = workspace_.NumElements() - kAlignment;
   if (size < needed) {

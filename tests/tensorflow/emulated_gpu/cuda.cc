@@ -56,9 +56,6 @@ const char* hvdc_cuda_message(void) { return HVDC_EMULATED(hvdc_cuda_message)();
 int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec) {
   return HVDC_EMULATED(hvdc_cuda_workspace_bytes)(spec);
 }
-int64_t hvdc_cuda_square_sum_bytes(int64_t count) {
-  return HVDC_EMULATED(hvdc_cuda_square_sum_bytes)(count);
-}
 
 int hvdc_cuda_prepare(const hvdc_cuda_queue* queue) {
   Put(*queue, __func__, HVDC_EMULATED(hvdc_cuda_prepare));
@@ -105,14 +102,6 @@ int hvdc_cuda_collect_flags(const void* payloads, int64_t stride, int32_t count,
       [=, run = HVDC_EMULATED(hvdc_cuda_collect_flags)](const hvdc_cuda_queue* q) {
         return run(payloads, stride, count, flags, q);
       });
-  return HVDC_OK;
-}
-
-int hvdc_cuda_square_sum(const float* values, int64_t count, double* result,
-                         const hvdc_cuda_queue* queue) {
-  Put(*queue, __func__, [=, run = HVDC_EMULATED(hvdc_cuda_square_sum)](const hvdc_cuda_queue* q) {
-    return run(values, count, result, q);
-  });
   return HVDC_OK;
 }
 
