@@ -43,6 +43,7 @@ from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 
 _ENCODABLE = {getattr(torch, name) for name in ENCODABLE}
+_NORM_PART = 1 << 22
 
 
 class _Format(NamedTuple):
@@ -233,8 +234,10 @@ class CompressorBase:
         norms = [torch.zeros((), dtype=torch.float64, device=device)]
         for slot in self._slots:
             for holder in (slot, slot.owned):
-                if holder is not None and holder.residual is not None:
-                    norm = torch.linalg.vector_norm(holder.residual, dtype=torch.float64)
+                if holder is None or holder.residual is None:
+                    continue
+                for part in holder.residual.view(-1).split(_NORM_PART):  # PyTorch copies it to float64.
+                    norm = torch.linalg.vector_norm(part, dtype=torch.float64)
                     norms.append((norm / holder.residual_scale).to(device))
         return torch.linalg.vector_norm(torch.stack(norms))
 
