@@ -125,7 +125,7 @@ class Compressor(ProcessGroupCompressor):
         self._agree(problem)
         self._broadcast(model)
         for number, unit in enumerate(found.units):
-            unit.watch()
+            unit.watch(self._discard)
             unit.module.set_all_reduce_hook(functools.partial(self._reduce, number, unit))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -236,6 +236,11 @@ class Compressor(ProcessGroupCompressor):
             if place.parameter.grad is None:
                 self._waiting.append(place.parameter)
         output.zero_()
+
+    def _discard(self, unit: Unit) -> None:
+        """Drops what :meth:`_accumulate` has kept, of backward passes that have ended as well."""
+        for number in unit.numbers:
+            self._partial.pop(number, None)
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Calls ``work``; keeps the first error until the step's end."""

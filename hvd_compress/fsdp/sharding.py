@@ -6,7 +6,7 @@ Everything that is not public is read here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,8 +61,12 @@ class Unit:
     places: list[Place] = field(default_factory=list)
     elements: int = 0
 
-    def watch(self) -> None:
-        """Sets :attr:`places` before each reduction, in which FSDP2 omits parameters without a gradient."""
+    def watch(self, discard: Callable[[Unit], None]) -> None:
+        """Sets :attr:`places` before each reduction, in which FSDP2 omits parameters without a gradient.
+
+        Args:
+            discard: a function that is called with the unit when ``reset_iter_state()`` discards gradients.
+        """
         post_backward = self.group.post_backward
 
         def watched(*unused: Any) -> None:
@@ -70,6 +74,15 @@ class Unit:
             post_backward(*unused)
 
         self.group.post_backward = watched
+        reset = getattr(self.group, "_reset_iter_state", None)
+        if reset is None:  # Before PyTorch 2.13.
+            return
+
+        def watched_reset() -> None:
+            reset()
+            discard(self)
+
+        self.group._reset_iter_state = watched_reset
 
     def look(self) -> None:
         """Finds the gradients that FSDP2 would reduce now."""

@@ -282,6 +282,47 @@ def test_a_backward_pass_that_breaks_off() -> None:
         assert_same_bits(results[0], result)
 
 
+@of_today
+@on_ranks(2, launcher="torchrun")
+def test_accumulation_that_starts_again() -> None:
+    """``reset_iter_state()`` drops what earlier backward passes have added up, as in FSDP2's own HSDP.
+
+    So it does where no gradient was reduced in the pass that failed. Without it, both keep that.
+    """
+    mesh = mesh_of(2)
+    generator = torch.Generator(DEVICE).manual_seed(dist.get_rank())
+    first, second = torch.randn(2, 3, 40, generator=generator)
+
+    def accumulate(net: Any, failing: str) -> dict[str, torch.Tensor]:
+        net.set_requires_all_reduce(False)
+        net(first).sum().backward()
+        # In the second pass: the forward pass, the backward pass before any reduction, or after one.
+        Stumbling.stumbles = failing in ("outside", "inside")
+        y = net(second)
+        if Stumbling.stumbles:
+            with pytest.raises(ArithmeticError, match="on purpose"):
+                (Stumbling.apply(y) if failing == "outside" else y).sum().backward()
+        Stumbling.stumbles = False
+        if failing != "no reset":
+            net.reset_iter_state()
+        net.zero_grad()
+        net(first).sum().backward()
+        net.set_requires_all_reduce(True)
+        net(second).sum().backward()
+        return gradients_of(net)
+
+    for failing in ("forward", "outside", "inside", "no reset"):
+        stock = Layers()
+        for module in (stock.first, stock.second, stock):
+            fully_shard(module, mesh=mesh)
+        net = shard(Layers(), mesh)
+        hvdc.Compressor(net, "none", mesh=mesh, threshold=0)
+        expected, got = accumulate(stock, failing), accumulate(net, failing)
+        assert expected.keys() == got.keys()
+        for name, one in expected.items():
+            torch.testing.assert_close(got[name], one, msg=lambda text, f=failing: f"{f}: {text}")
+
+
 @on_ranks(1, launcher="torchrun")
 def test_offloaded_parameters_of_another_device() -> None:
     net = torch.nn.Linear(40, 30)
