@@ -118,6 +118,7 @@ class ShardedState:
             "configuration": {n: v for n, v in state["configuration"].items() if n != "shard"},
             "outer_optimizer": {**state["outer_optimizer"], "state": rest},
             "due": {n: (due, *verdict) for n, (due, _, *verdict) in state["due"].items()},
+            "to_send": state["to_send"],
             "workers": workers,
             "version": compressor["version"],
             "seed": compressor["seed"],
@@ -228,6 +229,7 @@ class ShardedState:
                 n: (due, [local(tree["due"][str(n)][k]) for k in fragments[n].names], *verdict)
                 for n, (due, *verdict) in shared["due"].items()
             },
+            "to_send": shared["to_send"],
             "compressor": {
                 "version": shared["version"],
                 "seed": shared["seed"],

@@ -54,7 +54,8 @@ class DiLoCo(RebindingDiLoCo):
 
     Args:
         model: the model; those of its parameters that require gradients now are exchanged, and may be
-            frozen later. Each rank keeps its own buffers, such as running means of batch normalisation.
+            frozen later, on all ranks in the same step. Each rank keeps its own buffers, such as running
+            means of batch normalisation.
         codec: the codec that encodes differences, such as ``Int8()``, a :class:`~hvd_compress.Route`, or,
             for other options, a compressor of :mod:`hvd_compress.distributed` that nothing else uses. Its
             keys are the parameters' names.
@@ -181,6 +182,7 @@ class DiLoCo(RebindingDiLoCo):
         """
         self._begin()
         self.steps += 1
+        self._fragments.note_trained()
         if self._quorums is not None:
             if (self.steps + self._delay) % (self._sync_every // len(self._fragments)) == 0:
                 self._begin_round(self._quorums, self._delay)
@@ -208,6 +210,7 @@ class DiLoCo(RebindingDiLoCo):
         self._begin()
         if self._quorums is not None:
             self._end_rounds()
+            self._fragments.note_trained()
             for _ in self._fragments:
                 self._begin_round(self._quorums, 0)
                 for fragment in self._end_rounds():
@@ -215,6 +218,7 @@ class DiLoCo(RebindingDiLoCo):
             return
         for fragment in self._fragments.in_progress():
             self._receive(fragment)
+        self._fragments.note_trained()
         for fragment in self._fragments:
             self._send(fragment, 0)
         for fragment in self._fragments:
@@ -240,6 +244,7 @@ class DiLoCo(RebindingDiLoCo):
             **self._common.state_dict(),
             "compressor": self._compressor.state_dict(),
             "due": self._fragments.states(),
+            "to_send": self._fragments.to_send(),
             "configuration": self._configuration,
         }
 
@@ -261,6 +266,7 @@ class DiLoCo(RebindingDiLoCo):
             else:
                 self._compressor.load_for_rebind(state["compressor"])
         self._load(state)
+        self._fragments.load_to_send(state["to_send"])
         self._fragments.load(state["due"])
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
@@ -290,6 +296,7 @@ class DiLoCo(RebindingDiLoCo):
         self._compressor.load_resized(state["compressor"] for state in states)
         first = states[0]
         self._load(first)
+        self._fragments.load_to_send(first["to_send"])
         self._fragments.load(first["due"])
         for fragment in self._fragments.in_progress():
             self._receive(fragment)

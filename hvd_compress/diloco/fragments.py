@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -42,7 +42,10 @@ class Fragment:
         history: the number of exchanges whose average was used, and of those that were dropped, by the name
             of the group in which they were made.
         averages: the averages of an exchange that has ended, until they are used; before its end, this
-            rank's differences.
+            rank's differences. Zeros for parameters that are not sent.
+        to_send: the names of the parameters that are sent in the next exchange, the same on every rank:
+            those that were trained since they were last taken. True for those that somebody set while they
+            were frozen, which are sent until nothing of them is left.
     """
 
     def __init__(
@@ -58,6 +61,9 @@ class Fragment:
         self.history: dict[str, Counts] = {}
         self.due: int | None = None
         self.averages: list[torch.Tensor] = []
+        self.to_send = dict.fromkeys(self.names, False)  # In the first exchange, all of them.
+        # Frozen ones that got other values, as the exchange in progress began.
+        self._set: list[str] = []
         self._common = common
         self._compressor = compressor
         self._shards = shards
@@ -80,6 +86,12 @@ class Fragment:
         """Whether the averages come from an exchange of this object, and not from a state."""
         return self._begun is not None
 
+    def note_trained(self) -> None:
+        """Notes the parameters that are not frozen now; called in every step."""
+        for name in self.names:
+            if self._common.own[name].requires_grad:
+                self.to_send[name] = False
+
     def begin(
         self,
         due: int,
@@ -88,30 +100,47 @@ class Fragment:
     ) -> None:
         """Begins to exchange the differences of the common parameters and this rank's own.
 
+        Nothing is sent of a parameter that has been frozen since it was last taken, as its residual would
+        move it. All ranks have to freeze the same ones.
+
         Args:
             due: the step in which the average is used.
             commit: a function that is called when the average has arrived, and raises an error if it must
                 not be used.
             thread: the thread that makes the exchange; None is this one.
         """
-        differences = [
-            copy - local(self._common.own[name].detach()).to(copy.dtype)
+        same = self._frozen_and_same()
+        found = [name for name, alike in same.items() if not alike and name not in self.to_send]
+        either = {*self.to_send, *found}
+        sent = [name for name in self.names if name in either]
+        # A frozen one with fewer bits than its copy has not changed by what rounding makes of it.
+        differences = {
+            name: copy - local(self._common.own[name].detach()).to(copy.dtype)
+            if name in either and not same.get(name)
+            else torch.zeros_like(copy)
             for name, copy in self._copies()
-        ]
+        }
         self.settle_failed(used=False)
 
         def accept() -> bool:
             if commit is not None:
                 commit()
-            self._judge()
+            self._judge(sent)
             return self._finite
 
         reduce = functools.partial(
-            self._compressor.reduce, differences, self.names, dist.ReduceOp.AVG, accept=accept
+            self._compressor.reduce,
+            [differences[name] for name in sent],
+            sent,
+            dist.ReduceOp.AVG,
+            accept=accept,
+            device=differences[self.names[0]].device,
         )
-        self.averages = differences
+        self.averages = [*differences.values()]
         self._begun = reduce() if thread is None else thread.submit(reduce)
         self.due = due
+        self._set = found
+        self.to_send.update(dict.fromkeys(found, True))
 
     def wait(self) -> None:
         """Waits for the exchange; if this raises an error, the exchange is no longer in progress."""
@@ -120,12 +149,16 @@ class Fragment:
                 _work(self._begun).wait()
         except Exception:
             self.due, self._failed, self._begun = None, self._begun, None
+            for name in self._set:  # They may be set back.
+                self.to_send.pop(name, None)
+            self._set = []
             raise
 
     def use(self, mixing: float, group: str) -> bool:
         """Makes a step of the outer optimizer with the averages; then takes the common parameters.
 
-        A parameter that no rank has changed gets no gradient: momentum must not move frozen parameters.
+        A parameter that was not sent, or that no rank has changed, gets no gradient: momentum must not move
+        frozen parameters.
 
         Args:
             mixing: the weight of this rank's own parameters in the result.
@@ -135,10 +168,13 @@ class Fragment:
             Whether there was a step: not if an average holds an Inf or a NaN.
         """
         averages, self.averages, self.due, self._begun = self.averages, [], None, None
+        self._set = []
         finite = self._finite
         if finite:
             for name, average, changed in zip(self.names, averages, self._changed, strict=True):
                 self._common.copies[name].grad = average if changed else None
+                if not changed and self.to_send.get(name):
+                    del self.to_send[name]
             self._common.outer.step()
             for name in self.names:
                 self._common.copies[name].grad = None
@@ -154,6 +190,9 @@ class Fragment:
             own = local(parameter.data)
             if mixing and parameter.requires_grad:
                 copy = torch.lerp(copy, own.to(copy.dtype), mixing)
+                self.to_send[name] = False
+            elif self.to_send.get(name) is False:
+                del self.to_send[name]
             own.copy_(copy)
 
     def settle_failed(self, *, used: bool) -> None:
@@ -199,19 +238,29 @@ class Fragment:
             for (_, copy), average in zip(self._copies(), averages, strict=True)
         ]
         self._begun = None
+        self._set = []
 
-    def _judge(self) -> None:
+    def _judge(self, sent: Sequence[str]) -> None:
         """Notes whether averages are finite, and which ones are not zero; alike on all ranks."""
-        device = self.averages[0].device
-        pairs = [torch.stack((one.isfinite().all(), one.any())) for one in self.averages]
-        # Together, so that the host waits for a device once.
-        rows = torch.stack([pair.to(device) for pair in pairs]).tolist()
-        self._finite = all(finite for finite, _ in rows)
-        self._changed = [changed for _, changed in rows]
+        averages = dict(zip(self.names, self.averages, strict=True))
+        pairs = [torch.stack((averages[n].isfinite().all(), averages[n].any())) for n in sent]
+        rows = dict(zip(sent, _read(pairs), strict=True))
+        self._finite = all(finite for finite, _ in rows.values())
+        self._changed = [name in rows and rows[name][1] for name in self.names]
         if self._shards is not None:
             self._finite, self._changed = self._shards.judge(
                 self.number, self._finite, self._changed
             )
+
+    def _frozen_and_same(self) -> dict[str, bool]:
+        """For each frozen parameter, whether this rank's values are the common ones."""
+        pairs = {
+            name: (local(self._common.own[name].detach()), copy)
+            for name, copy in self._copies()
+            if not self._common.own[name].requires_grad
+        }
+        flags = _read([(own == copy.to(own.dtype)).all() for own, copy in pairs.values()])
+        return dict(zip(pairs, flags, strict=True))
 
     def _copies(self) -> list[tuple[str, torch.Tensor]]:
         return [(name, self._common.copies[name].detach()) for name in self.names]
@@ -224,6 +273,20 @@ class Fragments(tuple[Fragment, ...]):
         """The fragments whose averages are due in a later step, in the order of these steps."""
         due = [fragment for fragment in self if fragment.due is not None]
         return sorted(due, key=lambda fragment: fragment.due or 0)
+
+    def note_trained(self) -> None:
+        """Notes the parameters that are not frozen now."""
+        for fragment in self:
+            fragment.note_trained()
+
+    def to_send(self) -> dict[str, bool]:
+        """The parameters that are sent in the fragments' next exchanges: :attr:`Fragment.to_send`."""
+        return {name: loaded for one in self for name, loaded in one.to_send.items()}
+
+    def load_to_send(self, names: Mapping[str, bool]) -> None:
+        """Sets the parameters that are sent, from :meth:`to_send`."""
+        for fragment in self:
+            fragment.to_send = {n: loaded for n, loaded in names.items() if n in fragment.names}
 
     def take(self) -> None:
         """Sets all parameters of this rank to the common ones."""
@@ -250,6 +313,14 @@ class Fragments(tuple[Fragment, ...]):
             fragment.history = {name: counts[number] for name, counts in history.items()}
             if group is not None:
                 fragment.history.setdefault(group, (0, 0))
+
+
+def _read(flags: Sequence[torch.Tensor]) -> list[Any]:
+    """The values of small tensors of one shape; the host waits for a device once."""
+    if not flags:
+        return []
+    values: list[Any] = torch.stack([one.to(flags[0].device) for one in flags]).tolist()
+    return values
 
 
 def _work(begun: Work | Future[Work]) -> Work:

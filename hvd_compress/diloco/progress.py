@@ -21,6 +21,8 @@ class Progress:
         steps: the number of training steps.
         history: the exchanges of each fragment, by the name of the group in which they were made.
         begins: for a new rank, a digest of its common parameters; otherwise empty.
+        to_send: the parameters that the rank sends in the next exchanges, by name; see
+            :attr:`~hvd_compress.diloco.fragments.Fragment.to_send`.
     """
 
     settings: Mapping[str, Any]
@@ -29,6 +31,7 @@ class Progress:
     steps: int
     history: Mapping[str, Sequence[Counts]] = field(default_factory=dict)
     begins: str = ""
+    to_send: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def new(self) -> bool:
@@ -83,6 +86,18 @@ def behind(told: Sequence[Progress], chosen: Sequence[int], rank: int) -> list[i
             or told[rank].total(fragment) < told[source].total(fragment)
         )
     ]
+
+
+def all_to_send(told: Sequence[Progress]) -> dict[str, bool]:
+    """The parameters that some rank has to send; a new rank sends what the others do.
+
+    A new rank has the common parameters, and may not know yet which ones are frozen.
+    """
+    found: dict[str, bool] = {}
+    for one in [one for one in told if not one.new] or told:
+        for name, loaded in one.to_send.items():
+            found[name] = loaded or found.get(name, False)
+    return found
 
 
 def merged(told: Sequence[Progress], chosen: Sequence[int]) -> dict[str, list[Counts]]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import hvd_compress.distributed as hvdc
 from hvd_compress.diloco.common import CommonParameters
 from hvd_compress.diloco.fragments import Fragments
-from hvd_compress.diloco.progress import Progress, behind, merged, sources
+from hvd_compress.diloco.progress import Progress, all_to_send, behind, merged, sources
 from hvd_compress.diloco.states import StateChecks
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.values import problem_told
@@ -113,6 +113,7 @@ class RebindingDiLoCo:
         states = [] if problem is not None else [state["compressor"] for state in lost]
         ranks = self._compressor.rebind_along(process_group, states, self._progress(), problem, met)
         self._catch_up(told, chosen, ranks)
+        self._fragments.load_to_send(all_to_send(told))
         self._group = told[0].offered
         for fragment in self._fragments:
             fragment.history[self._group] = 0, 0
@@ -130,6 +131,7 @@ class RebindingDiLoCo:
             self.steps,
             history,
             "" if history else self._common.digest(),
+            self._fragments.to_send(),
         )
 
     def _problem(self, lost: Sequence[Any]) -> Exception | None:
@@ -194,6 +196,7 @@ class RebindingDiLoCo:
         self._load({**state, "steps": progress.steps, "history": progress.history})
         if not alike:
             self._fragments.take()
+        self._fragments.load_to_send(progress.to_send)
 
     @torch.no_grad()
     def _load(self, state: dict[str, Any]) -> None:

@@ -44,6 +44,7 @@ class StateChecks:
             raise ValueError(f"DiLoCo.{who}: expected a compressor's state, got none")
         self._check_counts(who, state.get("history"))
         self._check_due(who, state.get("due"))
+        self._check_to_send(who, state.get("to_send"))
         self.check_fits(who, state)
 
     def _check_counts(self, who: str, history: Any) -> None:
@@ -76,6 +77,14 @@ class StateChecks:
                     f"DiLoCo.{who}: due: expected averages of fragments by number, got others for fragment "
                     f"{fragment}"
                 )
+
+    def _check_to_send(self, who: str, names: Any) -> None:
+        if not isinstance(names, dict) or not all(
+            name in self._common.copies and type(loaded) is bool for name, loaded in names.items()
+        ):
+            raise ValueError(
+                f"DiLoCo.{who}: to_send: expected names of parameters, each with a bool, got {names}"
+            )
 
     def check_fits(self, who: str, state: dict[str, Any]) -> None:
         """Raises ``ValueError`` if a state has another model or other settings."""

@@ -67,6 +67,7 @@ class Auto(GroupPlanning, Compressor):
         op: Any,
         group: dist.ProcessGroup | None = None,
         accept: Accept | None = None,
+        device: torch.device | None = None,
     ) -> Work:
         """The same as :meth:`Compressor.reduce`; first measures or changes plans if a step has ended."""
         try:
@@ -78,7 +79,7 @@ class Auto(GroupPlanning, Compressor):
                 self._between_steps()
                 self._in_step.clear()
             self._in_step.update(key)
-        return super().reduce(tensor, key, op, group, accept)
+        return super().reduce(tensor, key, op, group, accept, device)
 
     def rebind_along(
         self,

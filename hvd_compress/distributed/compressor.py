@@ -147,6 +147,7 @@ class Compressor(RebindingCompressor):
         op: Any,
         group: dist.ProcessGroup | None = None,
         accept: Accept | None = None,
+        device: torch.device | None = None,
     ) -> Work:
         """Starts :func:`hvd_compress.distributed.all_reduce`, with the same arguments and errors.
 
@@ -154,15 +155,17 @@ class Compressor(RebindingCompressor):
             accept: a function that ``wait()`` calls when the results have arrived, before residuals are
                 settled. If the results are not used, or the function raises an error, which ``wait()``
                 raises, too, residuals are as before the call.
+            device: the device of the tensors, for a call that may have none of them; the ranks then compare
+                their settings alone.
         """
         self._take(group)
         self._bind()
         several = list(tensor) if isinstance(tensor, Sequence) else [tensor]
         devices = (one.device for one in several if isinstance(one, torch.Tensor))
-        self._start_line(next(devices, None))
+        self._start_line(next(devices, device))
         try:
             with self._keys.restored_on_error():
-                given, keys = pairs(tensor, key)
+                given, keys = pairs(tensor, key) if several or device is None else ([], [])
                 named = dict(zip(keys, given, strict=True))
                 own, numbers = parts(named, self._process_group)
                 tensors = list(own.values())

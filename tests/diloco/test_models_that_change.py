@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,8 @@ from hvd_compress import OneBit
 from hvd_compress.diloco import DiLoCo
 from tests.ranks import on_ranks
 from tests.torch_models import assert_same_bits
+
+HALF = torch.bfloat16
 
 
 class _Model(nn.Module):
@@ -48,6 +51,12 @@ def _train(diloco: DiLoCo, model: nn.Module, steps: int, lr: float = 0.1) -> Non
         model(x).square().mean().backward()
         optimizer.step()
         diloco.step()
+
+
+def _residual(diloco: DiLoCo) -> torch.Tensor | None:
+    """A copy of this rank's residual of a weight."""
+    found = diloco.compressor.state_dict()["tensors"]["body.weight"]["residual"]
+    return None if found is None else found.clone()
 
 
 def _values(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -154,28 +163,153 @@ def test_a_parameter_that_one_rank_adds_before_the_first_step() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_what_is_frozen_later_stays_and_is_trained_again() -> None:
+    """Bit for bit, although the outer optimizer has momentum and the codec has not sent everything."""
+    for codec, dtype in ((OneBit(), torch.float32), ("none", torch.float32), ("none", HALF)):
+        model = _Model(seed=5, dtype=dtype)
+        model.body.requires_grad_(True)
+        diloco = DiLoCo(model, hvdc.Compressor(codec, threshold=0), sync_every=2)
+        _train(diloco, model, 4)
+        model.body.requires_grad_(False)
+        kept = _values(model.body)
+        common = diloco.common_parameters["body.weight"].clone()
+        residual = _residual(diloco)
+        assert (residual is None) == (codec == "none")
+        _train(diloco, model, 8)
+        diloco.synchronize()
+        assert_same_bits(_values(model.body), kept)
+        assert torch.equal(diloco.common_parameters["body.weight"], common)
+        if residual is not None:
+            assert torch.equal(_residual(diloco), residual)
+        model.body.requires_grad_(True)
+        _train(diloco, model, 4)
+        assert not torch.equal(model.body.weight, kept["weight"])
+        _assert_alike(model)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_what_was_learnt_before_a_parameter_was_frozen_arrives_once() -> None:
+    """Where a fragment is frozen as a whole, too, its exchanges go on, and count."""
+    for fragments in (1, [["head*"], ["body*"]]):
+        for delay in (0, 1, 3):  # With 3, an exchange is under way when they are frozen.
+            model = _Model(seed=5)
+            model.body.requires_grad_(True)
+            compressor = hvdc.Compressor(OneBit(), threshold=0)
+            diloco = DiLoCo(model, compressor, sync_every=4, fragments=fragments, delay=delay)
+            _train(diloco, model, 9)
+            common = diloco.common_parameters["body.weight"].clone()
+            model.body.requires_grad_(False)
+            _train(diloco, model, 6)
+            arrived = _values(model.body)
+            assert_same_bits(arrived, {n: diloco.common_parameters[f"body.{n}"] for n in arrived})
+            assert not torch.equal(arrived["weight"], common)
+            rounds, saved = diloco.rounds, copy.deepcopy([model.state_dict(), diloco.state_dict()])
+            _train(diloco, model, 8)
+            assert diloco.rounds == rounds + 2 * len(diloco._fragments)
+            assert_same_bits(_values(model.body), arrived)
+            # The same in a job that starts again.
+            again = _Model(seed=6)
+            again.body.requires_grad_(True)
+            compressor = hvdc.Compressor(OneBit(), threshold=0)
+            resumed = DiLoCo(again, compressor, sync_every=4, fragments=fragments, delay=delay)
+            again.load_state_dict(saved[0])
+            resumed.load_state_dict(saved[1])
+            again.body.requires_grad_(False)
+            _train(resumed, again, 8)
+            assert_same_bits(_values(again), _values(model))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_frozen_fragment_while_plans_are_tried() -> None:
     model = _Model(seed=5)
     model.body.requires_grad_(True)
-    diloco = _diloco(model)
-    _train(diloco, model, 4)
+    compressor = hvdc.Auto(threshold=0)
+    diloco = DiLoCo(model, compressor, sync_every=2, fragments=[["head*"], ["body*"]])
+    _train(diloco, model, 3)
+    diloco.synchronize()
     model.body.requires_grad_(False)
-    for _ in range(40):  # What the codec has not sent yet still arrives.
-        _train(diloco, model, 2)
-    kept = model.body.weight.clone()
-    _train(diloco, model, 4)
-    assert (model.body.weight - kept).norm() < 1e-3 * kept.norm()
+    kept = _values(model.body)
+    _train(diloco, model, 40)
+    assert_same_bits(_values(model.body), kept)
     model.body.requires_grad_(True)
-    _train(diloco, model, 4)
-    assert not torch.equal(model.body.weight, kept)
+    _train(diloco, model, 20)
+    assert not torch.equal(model.body.weight, kept["weight"])
+    diloco.synchronize()
     _assert_alike(model)
 
-    # Without a codec, nothing is left to arrive, and the outer momentum moves nothing.
-    diloco = DiLoCo(model, "none", sync_every=2)
+
+@on_ranks(2, launcher="torchrun")
+def test_a_parameter_that_only_one_rank_freezes_is_an_error_on_every_rank() -> None:
+    for fragments in (1, [["head*"], ["body*"]]):  # With 2, that rank has none in one of them.
+        model = _Model(seed=5)
+        model.body.requires_grad_(True)
+        diloco = DiLoCo(
+            model, hvdc.Compressor(OneBit(), threshold=0), sync_every=4, fragments=fragments
+        )
+        _train(diloco, model, 6)
+        diloco.synchronize()
+        model.body.requires_grad_(dist.get_rank() == 0)
+        with pytest.raises(hvdc.ExchangeError, match=r"absent on rank [01]"):
+            _train(diloco, model, 4)
+        dist.barrier()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_rank_that_joins_while_a_parameter_is_frozen() -> None:
+    """It does not have to know that before it joins."""
+    rank, alone = dist.get_rank(), dist.new_group([0])
+    model = _Model(seed=rank)
+    model.body.requires_grad_(True)
+    if rank == 0:
+        compressor = hvdc.Compressor(OneBit(), process_group=alone, threshold=0)
+        diloco = DiLoCo(model, compressor, sync_every=2)
+        _train(diloco, model, 4)
+        model.body.requires_grad_(False)
+        _train(diloco, model, 2)
+        diloco.rebind()
+    else:
+        diloco = _diloco(model)
+    kept = _values(model.body)
+    model.body.requires_grad_(False)
+    _train(diloco, model, 4)
+    assert_same_bits(_values(model.body), kept)
+    _assert_alike(model)
+    model.body.requires_grad_(True)
+    _train(diloco, model, 2)
+    _assert_alike(model)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_weights_that_are_loaded_into_frozen_parameters() -> None:
+    """They count as what a rank has learnt, until nothing of them is left to send."""
+    model = _Model(seed=5)
+    model.body.requires_grad_(True)
+    plain = functools.partial(torch.optim.SGD, lr=1.0)
+    compressor = hvdc.Compressor(OneBit(), threshold=0)
+    diloco = DiLoCo(model, compressor, sync_every=2, outer_optimizer=plain)
     _train(diloco, model, 4)
     model.body.requires_grad_(False)
-    kept = model.body.weight.clone()
     _train(diloco, model, 4)
+    loaded = _Model(seed=7).body
+    model.body.load_state_dict(loaded.state_dict())
+    _train(diloco, model, 200)
+    _assert_alike(model)
+    assert (model.body.weight - loaded.weight).norm() < 0.05 * loaded.weight.norm()
+
+    # On one rank alone, it is an error on both, until that rank sets them back.
+    model.body.requires_grad_(True)
+    diloco = DiLoCo(model, "none", sync_every=2)
+    model.body.requires_grad_(False)
+    _train(diloco, model, 2)
+    kept = model.body.weight.clone()
+    if dist.get_rank():
+        model.body.weight.data.zero_()
+    with pytest.raises(hvdc.ExchangeError, match=r"absent on rank [01]"):
+        _train(diloco, model, 2)
+    if dist.get_rank():
+        model.body.weight.data.copy_(kept)
+    diloco.synchronize()
     assert torch.equal(model.body.weight, kept)
+    _assert_alike(model)
 
 
 @on_ranks(2, launcher="torchrun")

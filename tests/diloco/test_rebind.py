@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import torch.distributed as dist
 import hvd_compress.distributed as hvdc
 from hvd_compress import OneBit
 from hvd_compress.diloco import DiLoCo
-from hvd_compress.diloco.progress import Progress, behind, merged, sources
+from hvd_compress.diloco.progress import Progress, all_to_send, behind, merged, sources
 from tests import jobs
 from tests.ddp.test_states_that_do_not_fit import _alike
 from tests.diloco import member
@@ -313,6 +314,16 @@ def test_who_has_come_furthest() -> None:
     assert sources([new, new], 1) == [0]
     begun = [Progress(b"", None, "", 0, begins=digest) for digest in (b"1", b"1", b"2")]
     assert [behind(begun, [0], rank) for rank in range(3)] == [[], [], [0]]
+    sending = [
+        replace(told(group, **history), to_send=names)
+        for group, history, names in (
+            (None, {}, {"p": False, "q": False}),
+            ("a", {"a": [(1, 0)]}, {"p": False}),
+            ("a", {"a": [(1, 0)]}, {"p": True, "r": False}),
+        )
+    ]
+    assert all_to_send(sending) == {"p": True, "r": False}, "a new rank sends what others do"
+    assert all_to_send(sending[:1]) == sending[0].to_send
     fresh = told("a", a=[(0, 0)])
     assert behind([fresh, begun[0]], [0], 1) == [0], "its parameters may be others"
 
@@ -323,7 +334,7 @@ def _interrupted(reduce: Callable[..., hvdc.Work]) -> Callable[..., hvdc.Work]:
     def interrupt() -> None:
         raise hvdc.ExchangeError("interrupted")
 
-    return lambda *given, accept: reduce(*given, accept=interrupt)
+    return lambda *given, accept, device: reduce(*given, accept=interrupt, device=device)
 
 
 def _learn(model: Probe, rank: int, step: int) -> None:

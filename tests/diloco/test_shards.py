@@ -82,6 +82,26 @@ def test_two_sharded_workers_do_what_two_whole_ones_do() -> None:
 
 
 @on_ranks(4, launcher="torchrun")
+def test_what_sharded_workers_freeze_later_stays() -> None:
+    mesh = mesh_of(2)
+    worker = mesh.get_local_rank("replicate")
+    for dtype in (torch.float32, torch.bfloat16):
+        net = shard(Net(SHAPES, dtype), mesh)
+        diloco = DiLoCo(net, hvdc.Compressor(OneBit(), threshold=0), mesh=mesh, sync_every=2)
+        train(diloco, net, worker, range(4))
+        net.second.requires_grad_(False)
+        kept = {name: one.clone() for name, one in parts(net.second).items()}
+        before = parts(net.first)["a"].clone()
+        train(diloco, net, worker, range(4, 8))
+        assert_same_bits(parts(net.second), kept)
+        assert before.numel() == 0 or not torch.equal(parts(net.first)["a"], before)
+        net.second.requires_grad_(True)
+        train(diloco, net, worker, range(8, 10))
+        changed = [bool((parts(net.second)[name] != one).any()) for name, one in kept.items()]
+        assert any(changed)
+
+
+@on_ranks(4, launcher="torchrun")
 def test_codecs_see_shards_and_states_go_on_bit_for_bit() -> None:
     mesh = mesh_of(2)
     worker, group = mesh.get_local_rank("replicate"), mesh.get_group("replicate")

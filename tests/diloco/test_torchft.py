@@ -338,6 +338,31 @@ def test_a_state_that_is_saved_during_a_delayed_exchange() -> None:
         torch.testing.assert_close(one.diloco.common_parameters["p"].mean(), torch.tensor(3.0))
 
 
+def test_a_replica_that_is_behind_does_not_know_what_is_frozen() -> None:
+    """It catches up as the exchange begins, and sends then what the others send."""
+
+    @torch.no_grad()
+    def work(one: _Replica) -> None:
+        for step in range(1, 17):
+            if one.model.p.requires_grad:
+                seeded = torch.Generator().manual_seed(100 * step + one.number)
+                one.model.p.add_(torch.randn(40, 8, generator=seeded))
+            if step == 8 and one.number == 0:
+                one.manager.report_error(RuntimeError("as if a connection was lost"))
+            one.diloco.step()
+            one.common[step] = one.diloco.common_parameters["p"].clone()
+            if step == (10 if one.number == 0 else 8):
+                one.model.p.requires_grad_(False)
+
+    first, second = _together(work)
+    assert [one.diloco.failed_rounds for one in (first, second)] == [1, 0]
+    assert [one.diloco.rounds for one in (first, second)] == [4, 4]
+    for one in (first, second):
+        assert torch.equal(one.common[16], second.common[8])
+        assert torch.equal(one.model.p, second.common[8])
+    assert not torch.equal(second.common[8], second.common[4])
+
+
 def test_replicas_plan_together_and_anew_with_new_connections() -> None:
     """Also in the thread of a delayed exchange."""
 
