@@ -321,9 +321,9 @@ class CompressorBase:
         if not self._use.exchanged:
             self._use.begin()
         self._last.begin()
-        if self._grad_scaler is not None:
-            # Once: reading the loss scale waits for a GPU.
-            self._encoder.loss_scale = float(self._grad_scaler.get_scale())
+        # Once: reading the loss scale waits for a GPU.
+        scaler = self._grad_scaler
+        self._encoder.loss_scale = 1.0 if scaler is None else float(scaler.get_scale())
         self._batches.begin_step()
 
     def _busy(self) -> bool:

@@ -66,14 +66,17 @@ class CompressGradients(lightning.Callback):
                 f"CompressGradients: expected Trainer(strategy='ddp'), whose model is a "
                 f"DistributedDataParallel, got {type(trainer.strategy).__name__}"
             )
+        options = dict(self._options)
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None:
+            options["grad_scaler"] = scaler
         if self.compressor is None:
-            options = dict(self._options)
-            scaler = getattr(trainer.precision_plugin, "scaler", None)
-            if scaler is not None:
-                options["grad_scaler"] = scaler
             self.compressor = hvdc.register(model, self._codec, **options)
-        elif model is not self._model:
-            hvdc.register(model, self.compressor)
+        else:
+            # Another Trainer has another scaler, or none.
+            self.compressor._grad_scaler = options.get("grad_scaler")
+            if model is not self._model:
+                hvdc.register(model, self.compressor)
         self._model = model
         if self._loaded:
             hvdc.GatheredState(self.compressor).load_state_dict(self._loaded)

@@ -26,6 +26,9 @@ class TorchState(ResidualState, elastic.TorchState):
       missing: a warning of the logger ``hvd_compress.elastic`` names the lost ranks, and the norm of the
       missing gradients.
 
+    A compressor's ``grad_scaler`` may be among the values, as in ``scaler=scaler``. Horovod's sync replaces
+    it by a copy on all ranks but the first; from then on the compressor reads the copy's loss scale.
+
     Args:
         model: the same as in ``hvd.elastic.TorchState``.
         optimizer: the same as there; its compression, if it is one of this package's compressors, is part
@@ -65,7 +68,19 @@ class TorchState(ResidualState, elastic.TorchState):
                 setattr(self, name, value)
             else:
                 rest[name] = value
+        # By attribute, the compressors whose scaler is its value.
+        self._scaled = {
+            name: [one for one in compressors if one._grad_scaler is value]
+            for name, value in rest.items()
+            if value is not None
+        }
         super().__init__(model=model, optimizer=optimizer, **rest)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Called by a script, by :meth:`sync` and by :meth:`restore`."""
+        super().__setattr__(name, value)
+        for compressor in self.__dict__.get("_scaled", {}).get(name, ()):
+            compressor._grad_scaler = value
 
     def restore(self) -> None:
         """Goes back to the last commit, or to the beginning."""

@@ -86,6 +86,8 @@ def _fit(
     epochs: int,
     checkpoint: str | None = None,
     drop: Callable[..., None] = lambda *_: None,
+    compress: Any = None,
+    network: Any = None,
     **options: Any,
 ) -> Any:
     import lightning.pytorch as lightning
@@ -108,7 +110,7 @@ def _fit(
 
     torch.manual_seed(0)
     samples = TensorDataset(torch.randn(64, 64), torch.randint(100, (64,)))
-    network, compress = Network(), CompressGradients(OneBit())
+    network, compress = network or Network(), compress or CompressGradients(OneBit())
     trainer = lightning.Trainer(
         default_root_dir=folder,
         accelerator="cpu",
@@ -137,6 +139,30 @@ def test_lightning_goes_on_from_its_checkpoint_bit_for_bit() -> None:
         assert compressor.counters.message_bytes < compressor.counters.uncompressed_bytes / 15
         assert other.residual_norm() == compressor.residual_norm() > 0
         assert torch.equal(resumed.layer.weight, network.layer.weight)
+        dist.barrier()
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_second_lightning_trainer_has_its_own_scaler() -> None:
+    from lightning.pytorch.plugins import MixedPrecision
+
+    from hvd_compress.lightning import CompressGradients
+
+    compress = CompressGradients(OneBit(), threshold=0)
+    with tempfile.TemporaryDirectory() as folder:
+        network, _, _ = _fit(folder, 1, strategy="ddp", devices=2, compress=compress)
+        compressor = compress.compressor
+        assert compressor is not None
+        for factor in (256.0, 16.0, None):
+            plugins: list[Any] = []
+            if factor is not None:
+                scaler = torch.amp.GradScaler("cpu", init_scale=factor)
+                plugins = [MixedPrecision("16-mixed", "cpu", scaler)]
+            more = {"strategy": "ddp", "devices": 2, "plugins": plugins}
+            _fit(folder, 1, compress=compress, network=network, **more)
+            assert compress.compressor is compressor
+            scales = {slot.residual_scale for slot in compressor._slots}
+            assert scales == {factor or 1.0}
         dist.barrier()
 
 

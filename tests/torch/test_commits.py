@@ -143,6 +143,35 @@ def test_a_rank_that_is_replaced() -> None:
         assert_identical_on_all_ranks(training.model)
 
 
+@on_ranks(2)
+def test_the_scaler_is_the_one_that_the_state_has() -> None:
+    """sync() replaces it by a copy, on all ranks but the first; only the copy's scale changes then."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    training = _Training("scaled", grad_scaler=scaler)
+    compressor = training.compressor
+    state = training.state = TorchState(
+        training.model, training.optimizer, step=0, scaler=scaler, other=torch.amp.GradScaler("cpu")
+    )
+    state.sync()
+    assert compressor._grad_scaler is state.scaler
+    training.run(2)
+    state.scaler.scale(torch.ones(1))
+    state.scaler.update(4096.0)
+    training.run(1)
+    kept = [slot for slot in compressor._slots if slot.residual is not None]
+    assert kept and {slot.residual_scale for slot in kept} == {4096.0}
+    state.commit()
+    committed = state.scaler
+    state.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    assert compressor._grad_scaler is state.scaler
+    state.restore()
+    assert compressor._grad_scaler is state.scaler is committed
+    state.scaler = None
+    training.run(1)
+    assert {slot.residual_scale for slot in kept} == {1.0}
+    hvd.barrier()
+
+
 @on_ranks(3, alone=True)
 def test_the_default_exchange_follows_the_number_of_ranks() -> None:
     """Three ranks, then two, then three: nothing that was not sent is lost, by whatever exchange."""
