@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -20,6 +24,9 @@ _NOTE = (
 )
 
 _log = logging.getLogger(__name__)
+
+_numbers = itertools.count()
+"""The numbers of the calls of :func:`state_unless_interrupted`, the same on every rank."""
 
 
 class GatheredState:
@@ -42,12 +49,16 @@ class GatheredState:
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all ranks on the first one, nothing on the others; every rank has to call it."""
+        return self._gather(None)
+
+    def _gather(self, given_up: Callable[[], bool] | None) -> dict[str, Any]:
         if not dist.is_initialized():
             return {"ranks": []}
         state = self._compressor.state_dict()
         elements = sum(slot.count for slot in self._compressor._slots)
         with explained(_NOTE):
-            states = gather_states(collectives_of(None, meeting_place(None)), state, elements)
+            ranks = collectives_of(None, meeting_place(None))
+            states = gather_states(ranks, state, elements, given_up)
         return {} if states is None else {"ranks": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -69,9 +80,54 @@ class GatheredState:
             )
         if not states or not dist.is_initialized():
             _log.warning(
-                "the checkpoint or this run has no ranks: training starts without residuals"
+                "the checkpoint has no residuals, or this run no ranks: training starts without residuals"
             )
         elif len(states) == dist.get_world_size():
             self._compressor.load_state_dict(states[dist.get_rank()])
         else:
             self._compressor.load_resized(states)
+
+
+def state_unless_interrupted(compressor: Compressor, patience: float | None) -> dict[str, Any]:
+    """The value of :meth:`GatheredState.state_dict`; without residuals if a rank has none to give.
+
+    That is a rank in the middle of an exchange, as after an error within a backward pass. It does not
+    gather, and does not wait: its next collectives may not be those of the others, which learn of it from
+    the job's store.
+
+    Args:
+        compressor: this rank's compressor.
+        patience: after an error, the time in seconds to wait for ranks that may never come; then errors of
+            this function's own are logged and not raised. None without an error: a rank waits as long as
+            the process group does.
+    """
+    nothing: dict[str, Any] = {"ranks": []}
+    if not dist.is_initialized():
+        return nothing
+    key = f"hvd_compress/no_residuals/{next(_numbers)}"
+    end = None if patience is None else time.monotonic() + patience
+    store = dist.distributed_c10d._get_default_store()
+
+    def given_up() -> bool:
+        late = end is not None and time.monotonic() > end
+        return late or store.check([key])
+
+    if compressor._busy():
+        reason = "an exchange of gradients was interrupted on this rank"
+    else:
+        try:
+            if not store.check([key]):
+                return GatheredState(compressor)._gather(given_up)
+            reason = "an exchange of gradients was interrupted on another rank"
+        except Exception as error:
+            if end is None and not store.check([key]):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+    # The store may have ended with the first rank, which alone writes the file.
+    with contextlib.suppress(Exception):
+        store.set(key, "")
+    _log.warning(
+        "a checkpoint is saved without residuals (%s): training that resumes from it starts without them",
+        reason,
+    )
+    return nothing

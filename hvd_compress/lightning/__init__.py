@@ -19,9 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import check_options
+from hvd_compress.ddp.gathered import state_unless_interrupted
 from hvd_compress.exchanges.routing import Route, route_of
 
 __all__ = ["CompressGradients"]
+
+_PATIENCE = 60.0
+"""The time in seconds for which a checkpoint after an error waits for the residuals of other ranks."""
 
 
 class CompressGradients(lightning.Callback):
@@ -29,7 +33,8 @@ class CompressGradients(lightning.Callback):
 
     With half precision (``precision="16-mixed"``), the compressor gets Lightning's ``grad_scaler``.
     Checkpoints hold the residuals of all ranks, each as large as the model in float32, and another number
-    of ranks may go on with them.
+    of ranks may go on with them. A checkpoint after an error, as of ``OnExceptionCheckpoint``, is saved
+    without residuals if an exchange was interrupted or a rank does not answer, and a log line says so.
 
     Args:
         codec: the encoding of gradients: a codec, a :class:`~hvd_compress.Route`, a codec's name, or
@@ -53,11 +58,13 @@ class CompressGradients(lightning.Callback):
         self.compressor: hvdc.Compressor | None = None
         self._model: DistributedDataParallel | None = None
         self._loaded: dict[str, Any] = {}
+        self._failed = False
 
     def on_train_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         """Makes the compressor, and registers it with DDP."""
+        self._failed = False
         model = trainer.strategy.model
         if not isinstance(model, DistributedDataParallel):
             if trainer.world_size == 1:
@@ -82,6 +89,15 @@ class CompressGradients(lightning.Callback):
             hvdc.GatheredState(self.compressor).load_state_dict(self._loaded)
             self._loaded = {}
 
+    def on_exception(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        exception: BaseException,
+    ) -> None:
+        """Called before callbacks that save checkpoints: Lightning puts these last."""
+        self._failed = True
+
     def drop_step(self) -> None:
         """Takes the last exchange back, where its gradients are not used, as the compressor's method does.
 
@@ -92,8 +108,13 @@ class CompressGradients(lightning.Callback):
             self.compressor.drop_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all ranks, as :class:`~hvd_compress.ddp.GatheredState` has them."""
-        return {} if self.compressor is None else hvdc.GatheredState(self.compressor).state_dict()
+        """The states of all ranks, as :class:`~hvd_compress.ddp.GatheredState` has them.
+
+        After an interrupted exchange, it holds no residuals.
+        """
+        if self.compressor is None:
+            return {}
+        return state_unless_interrupted(self.compressor, _PATIENCE if self._failed else None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the states of all ranks; they are in force when training starts."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ _STATE_BYTES = 64
 
 _PART_BYTES = 64 << 20
 """The maximum bytes of states in the memory of a device at a time."""
+
+_PAUSES = (0.01, 1.0)
+"""The first and the longest time in seconds between two looks at a condition that ends a wait."""
 
 
 def tell(ranks: Collectives, value: Any, problem: Exception | None = None) -> list[Any]:
@@ -62,20 +66,27 @@ def problem_told(group: dist.ProcessGroup | None) -> Iterator[None]:
         raise
 
 
-def gather_states(ranks: Collectives, state: Any, elements: int) -> list[Any] | None:
+def gather_states(
+    ranks: Collectives,
+    state: Any,
+    elements: int,
+    given_up: Callable[[], bool] | None = None,
+) -> list[Any] | None:
     """Gathers states: returns every rank's state, by rank, on the first rank, and None on the others.
 
     Args:
         ranks: the collectives among the ranks, all of which have to call it.
         state: this rank's state, which ``torch.load`` can read with ``weights_only=True``.
         elements: the number of the model's elements, which limits a state's length.
+        given_up: returns whether to wait no longer for ranks that have not begun to gather.
 
     Raises:
-        ExchangeError: a state is too long (raised on every rank); or ``torch.load`` cannot read a state
-            with ``weights_only=True``, for example an altered one (raised on the first rank).
+        ExchangeError: a state is too long (raised on every rank); or this rank waits no longer; or
+            ``torch.load`` cannot read a state with ``weights_only=True``, for example an altered one
+            (raised on the first rank).
     """
     content = state_bytes(state)
-    lengths = _lengths(ranks, len(content), _most(elements))
+    lengths = _lengths(ranks, len(content), _most(elements), given_up)
     gathered = [bytearray() for _ in lengths]
     for part in _parts(max(lengths), _PART_BYTES // ranks.size):
         rows = ranks.gather(message(content[part], part.stop - part.start, ranks.device))
@@ -110,8 +121,16 @@ def broadcast_state(ranks: Collectives, state: Any, source: int, elements: int) 
     return _read(received)
 
 
-def _lengths(ranks: Collectives, own: int, most: int) -> list[int]:
+def _lengths(
+    ranks: Collectives, own: int, most: int, given_up: Callable[[], bool] | None = None
+) -> list[int]:
     rows, work = ranks.all_gather(torch.tensor([own], dtype=torch.int64, device=ranks.device))
+    pause, longest = _PAUSES
+    while given_up is not None and not work.is_completed():
+        if given_up():
+            raise ExchangeError("expected the states of all ranks, got none from one or more")
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
     work.wait()
     lengths: list[int] = rows.view(-1).tolist()
     check_lengths(lengths, most)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hvd_compress.ddp as hvdc
 from hvd_compress import Int8, OneBit
+from hvd_compress.ddp import gathered
+from hvd_compress.ddp.gathered import state_unless_interrupted
+from hvd_compress.process_group.collectives import Collectives
 from tests.ddp.probes import Probe, exchange, gradients_of
 from tests.ranks import on_ranks
 
@@ -88,6 +94,7 @@ def _fit(
     drop: Callable[..., None] = lambda *_: None,
     compress: Any = None,
     network: Any = None,
+    more: Sequence[Any] = (),
     **options: Any,
 ) -> Any:
     import lightning.pytorch as lightning
@@ -115,7 +122,7 @@ def _fit(
         default_root_dir=folder,
         accelerator="cpu",
         max_epochs=epochs,
-        callbacks=[compress],
+        callbacks=[compress, *more],
         enable_model_summary=False,
         enable_progress_bar=False,
         logger=False,
@@ -184,6 +191,109 @@ def test_a_step_that_a_lightning_module_drops() -> None:
         _fit(folder, 1, strategy="ddp", devices=2, drop=drop)
         dist.barrier()
     assert len(norms) == 4 and norms[0] == norms[1] != norms[2] == norms[3]
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_lightning_saves_a_model_whose_backward_pass_was_interrupted() -> None:
+    import lightning.pytorch as lightning
+    from lightning.pytorch.callbacks import OnExceptionCheckpoint
+
+    from hvd_compress.lightning import CompressGradients
+
+    class Interrupted(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            # The last layer fills a bucket: it is sent before the first layer has a gradient.
+            self.first, self.last = nn.Linear(64, 600), nn.Linear(600, 600)
+            self.fails = True
+            self.first.weight.register_hook(self.fail)
+
+        def fail(self, _: torch.Tensor) -> None:
+            if self.fails and self.global_step:
+                assert compress.compressor is not None and compress.compressor._busy()
+                raise ArithmeticError("the backward pass is interrupted")
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.last(self.first(batch[0])), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    with tempfile.TemporaryDirectory() as folder:
+        folders = [folder]
+        dist.broadcast_object_list(folders, 0)
+        options: dict[str, Any] = {"devices": 2, "strategy": _small_buckets()}
+        compress = CompressGradients(OneBit())
+        emergency = OnExceptionCheckpoint(folders[0])
+        with pytest.raises(ArithmeticError, match="the backward pass is interrupted"):
+            _fit(folder, 1, compress=compress, network=Interrupted(), more=[emergency], **options)
+        path = Path(emergency.ckpt_path)
+        assert path.exists()
+        with _warnings_of("hvd_compress.ddp.gathered") as said:
+            network = Interrupted()
+            network.fails = False
+            options["strategy"] = _small_buckets()
+            _, compressor, _ = _fit(folder, 1, str(path), network=network, **options)
+        assert compressor.counters.steps == 3  # Of four, one of which was before the interruption.
+        assert len(said) == 1 and "training starts without residuals" in said[0]
+        dist.barrier()
+
+
+def _small_buckets() -> Any:
+    from lightning.pytorch.strategies import DDPStrategy
+
+    return DDPStrategy(bucket_cap_mb=1)
+
+
+@contextlib.contextmanager
+def _warnings_of(name: str) -> Iterator[list[str]]:
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(name)
+    logger.addHandler(handler)
+    yield said
+    logger.removeHandler(handler)
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_rank_that_was_interrupted_alone() -> None:
+    """The others save without residuals: told before they gather or while they do, or after a time."""
+    rank = dist.get_rank()
+    ddp = DistributedDataParallel(Probe(SHAPES))
+    compressor = hvdc.Compressor(ddp, OneBit(), threshold=0)
+    ddp.register_comm_hook(compressor, hvdc.hook)
+    exchange(ddp, {name: torch.randn(shape) for name, shape in SHAPES.items()})
+    whole = state_unless_interrupted(compressor, None)
+    assert len(whole.get("ranks", [])) == (0 if rank else 2)
+
+    def join() -> None:  # By the interrupted rank, in place of the gathering that was given up.
+        if rank == 1:
+            time.sleep(1)
+            Collectives(None).all_gather(torch.zeros(1, dtype=torch.int64))[1].wait()
+        dist.barrier()
+
+    with _warnings_of("hvd_compress.ddp.gathered") as said:
+        if rank == 1:
+            compressor._step = object()  # type: ignore[assignment]
+        for late in (0, 1):
+            if rank == late:
+                time.sleep(1)
+            begun = time.monotonic()
+            assert state_unless_interrupted(compressor, None) == {"ranks": []}
+            assert time.monotonic() - begun < 10
+            if late:
+                join()
+            else:
+                dist.barrier()
+        compressor._step = None
+        if rank == 0:
+            assert state_unless_interrupted(compressor, 0.2) == {"ranks": []}
+        else:
+            next(gathered._numbers)
+        join()
+    assert len(said) == (2 if rank else 3)
+    assert all("saved without residuals" in text for text in said)
 
 
 @on_ranks(2, launcher="torchrun", alone=True)
