@@ -236,7 +236,8 @@ class CompressorBase:
             for holder in (slot, slot.owned):
                 if holder is None or holder.residual is None:
                     continue
-                for part in holder.residual.view(-1).split(_NORM_PART):  # PyTorch copies it to float64.
+                # In parts: PyTorch copies them to float64.
+                for part in holder.residual.view(-1).split(_NORM_PART):
                     norm = torch.linalg.vector_norm(part, dtype=torch.float64)
                     norms.append((norm / holder.residual_scale).to(device))
         return torch.linalg.vector_norm(torch.stack(norms))
