@@ -29,7 +29,18 @@ from benchmarks.papers.experiment import Row
 from benchmarks.papers.registry import EXPERIMENTS
 from benchmarks.tables import Table
 
-_ONCE = ("none", "int8", "ecq", "qsgd")
+_ADAMW = (
+    *("none", "int8", "ecq", "qsgd", "onebit"),
+    *("onebit:warmup_steps=100", "onebit:warmup_steps=200"),
+)
+_ONCE = (
+    *("none", "int8", "ecq", "ecq:levels=4,norm=l2", "qsgd", "qsgd:levels=4,norm=l2"),
+    *("qsgd:bucket=512", "onebit"),
+)
+_RESIDUALS = (
+    *("ecq", "ecq:residual_dtype=bfloat16"),
+    *("onebit:warmup_steps=100", "onebit:warmup_steps=100,residual_dtype=bfloat16"),
+)
 
 
 def _allreduce(name: str = "lab-allreduce") -> drawing.Cells:
@@ -58,16 +69,10 @@ TABLES: dict[str, Callable[[], Table]] = {
     "accuracy": partial(accuracy.differences, "accuracy"),
     "accuracy-tensorflow": partial(accuracy.differences, "accuracy-tensorflow"),
     "accuracy-exchanges": partial(accuracy.differences, "accuracy-exchanges"),
-    "accuracy-text": partial(accuracy.differences, "accuracy-text"),
+    "accuracy-text": partial(accuracy.differences, ("accuracy-text", _ONCE)),
+    "accuracy-residuals": partial(accuracy.differences, ("accuracy-text", _RESIDUALS)),
     "accuracy-text-keras": partial(accuracy.differences, "accuracy-text-keras"),
-    "accuracy-adamw": partial(
-        accuracy.differences,
-        ("accuracy-text", _ONCE),
-        (
-            "accuracy-text-warmup",
-            ("onebit", "onebit:warmup_steps=100", "onebit:warmup_steps=200"),
-        ),
-    ),
+    "accuracy-adamw": partial(accuracy.differences, ("accuracy-text", _ADAMW)),
     "accuracy-onebit-adam": partial(accuracy.differences, "accuracy-text-onebit-adam"),
     "accuracy-momentum": partial(accuracy.differences, "accuracy-text-momentum"),
     "accuracy-muon": partial(
