@@ -88,6 +88,7 @@ TABLES: dict[str, Callable[[], Table]] = {
         ),
     ),
     "accuracy-fsdp": partial(accuracy.differences, "accuracy-fsdp"),
+    "accuracy-fsdp-gathers": partial(accuracy.differences, "accuracy-fsdp-gathers"),
     "accuracy-diloco": partial(accuracy.differences, "accuracy-diloco"),
     "accuracy-diloco-sparse": partial(accuracy.differences, "accuracy-diloco-sparse"),
     "accuracy-diloco-onebit": partial(accuracy.differences, "accuracy-diloco-onebit"),
