@@ -174,9 +174,8 @@ class Compressor(RebindingCompressor):
                 tensors = [writable(one) for one in tensors]
                 settings = self._configuration(slots)
                 settings |= {"order of tensors": keys, "op": str(op), "part of": numbers}
-                settings["numbers of keys"] = [
-                    slot.index for slot in slots
-                ]  # Owners depend on them.
+                # The owners of parts depend on the numbers of the keys.
+                settings["numbers of keys"] = [slot.index for slot in slots]
                 bucket = Bucket(tensors, self._device, scale)
                 self._begin_encoding()
                 self._collectives.begin_step()
@@ -337,9 +336,8 @@ class Compressor(RebindingCompressor):
             self._connect(device or meeting_place(self._process_group))
             self._comparisons = line_of(self._collectives) or Line(self._collectives)
             return
-        self._comparisons = (
-            line_of(self._collectives) or self._comparisons
-        )  # Of other compressors, too.
+        # Another compressor among these ranks may have made the line.
+        self._comparisons = line_of(self._collectives) or self._comparisons
         unused = self._made_launcher is None and not self._keys.slots
         if unused and device is not None and device != self._device:
             self._connect(device)  # Earlier calls have failed, perhaps without a tensor.

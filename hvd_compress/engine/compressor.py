@@ -237,7 +237,7 @@ class CompressorBase:
                 if holder is None or holder.residual is None:
                     continue
                 # In parts: PyTorch copies them to float64.
-                for part in holder.residual.view(-1).split(_NORM_PART):
+                for part in holder.residual.reshape(-1).split(_NORM_PART):
                     norm = torch.linalg.vector_norm(part, dtype=torch.float64)
                     norms.append((norm / holder.residual_scale).to(device))
         return torch.linalg.vector_norm(torch.stack(norms))

@@ -245,13 +245,20 @@ class TableEntry(Protocol):
     """The properties of an entry that its row in a table holds."""
 
     @property
-    def codec(self) -> Codec: ...
+    def codec(self) -> Codec:
+        """The codec that encodes the tensor."""
+
     @property
-    def shape(self) -> Shape: ...
+    def shape(self) -> Shape:
+        """The tensor's shape."""
+
     @property
-    def feedback(self) -> ErrorFeedback: ...
+    def feedback(self) -> ErrorFeedback:
+        """The coefficients and the residual's dtype."""
+
     @property
-    def noise(self) -> NoiseKey: ...
+    def noise(self) -> NoiseKey:
+        """The tensor's key for random numbers, whose step each call sets."""
 
 
 class TensorTable:

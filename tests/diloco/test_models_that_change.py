@@ -188,7 +188,7 @@ def test_what_is_frozen_later_stays_and_is_trained_again() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_what_was_learnt_before_a_parameter_was_frozen_arrives_once() -> None:
-    """Where a fragment is frozen as a whole, too, its exchanges go on, and count."""
+    """A fragment that is wholly frozen still takes part in exchanges, and they count."""
     for fragments in (1, [["head*"], ["body*"]]):
         for delay in (0, 1, 3):  # With 3, an exchange is under way when they are frozen.
             model = _Model(seed=5)
