@@ -64,7 +64,7 @@ NEEDED = (
 _MARK = "HVDC_GPU_CHECK_PART"
 """The environment variable that marks the processes of a part, whatever session they are in."""
 _LEFT_OUT = "left out: "
-_SIDE_BY_SIDE = 6
+_SIDE_BY_SIDE = 8
 """The number of parts that run at the same time."""
 
 
@@ -155,7 +155,6 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
 
     contract = ("tests/contract/test_ddp.py", "tests/contract/test_distributed.py")
     under_horovod = ("tests/contract/test_torch.py", "-k")
-    others = [f"tests/{name}" for name in ("fsdp", "diloco", "optim", "model_parallel")]
 
     launches = out / "launches.json"
     installed, builds = installations(wheels, architecture or "90") if wheels else ([], [])
@@ -193,8 +192,15 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
             "a rank by NCCL", *contract, "tests/cuda/test_host_waits.py", "-k", "on_a_rank or wait"
         ),
         frontends("ranks through the host", *contract, "-k", "not on_a_rank"),
-        # Some of them are tests of ranks of Horovod, which share the GPU.
-        frontends("other frontends", *others, processes=8, site=STAGED),
+        # Some of these are tests of ranks of Horovod, which share the GPU.
+        *(
+            frontends(name, *(f"tests/{folder}" for folder in folders), processes=5, site=STAGED)
+            for name, folders in (
+                ("FSDP2", ("fsdp",)),
+                ("DiLoCo and model parallelism", ("diloco", "model_parallel")),
+                ("all_reduce and optimizers", ("distributed", "optim")),
+            )
+        ),
         frontends("a rank of Horovod by NCCL", *under_horovod, "on_a_rank", horovod=True),
         frontends(
             "ranks of Horovod through the host",
