@@ -317,7 +317,7 @@ class CompressorBase:
             PayloadError: a device has found an altered payload in an earlier step.
             ExchangeError: a CUDA graph is being captured.
         """
-        if self._kernels.cuda is not None or torch.cuda.is_initialized():
+        if self._kernels.on_devices or torch.cuda.is_initialized():
             self._kernels.begin_step()
         if not self._use.exchanged:
             self._use.begin()

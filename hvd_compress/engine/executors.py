@@ -61,6 +61,11 @@ class Executors:
         self._warned: set[Codec] = set()
         self._later: deque[tuple[torch.Tensor, Exception]] = deque()
 
+    @property
+    def on_devices(self) -> bool:
+        """Whether there was work on a CUDA device, whose errors come later."""
+        return bool(self._streams)
+
     def deferred(self, tensor: torch.Tensor) -> CudaKernels | None:
         """The kernels for a tensor if they run asynchronously and report errors later; otherwise None.
 

@@ -34,10 +34,12 @@ class Form:
     Attributes:
         options: the options of :meth:`Frontend.make`.
         sums: whether gradients are added up, and not averaged.
+        lacks: the exchanges with which it cannot be used.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     sums: bool = False
+    lacks: tuple[str, ...] = ()
 
 
 class Job(ABC):

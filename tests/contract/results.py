@@ -62,6 +62,8 @@ def payloads_of_any_length(frontend: Frontend, exchange: str) -> None:
 def every_form(frontend: Frontend, exchange: str) -> None:
     """Tries every way to use the frontend."""
     for form in frontend.forms:
+        if exchange in form.lacks:
+            continue
         beside = Beside(frontend, exchange, **form.options)
         beside.steps(0, 1, factor=frontend.size if form.sums else 1.0)
 

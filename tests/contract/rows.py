@@ -79,8 +79,8 @@ PROPERTIES = (
     Property(results.owner_steps_from_a_cold_start, ("two_shot",), flat=(TWO, THREE), single=True),
     Property(
         residuals.residuals_in_bfloat16,
-        # Only CPUs have kernels that round them.
-        ("allgather", "two_shot", "hierarchical", "integer_sum") if device.TYPE == "cpu" else (),
+        ("allgather", "two_shot", "hierarchical", "integer_sum"),
+        single=True,
     ),
     Property(residuals.a_change_of_codec_loses_no_mass, single=True),
     Property(

@@ -314,17 +314,18 @@ def test_errors_of_two_streams_are_both_reported(kernels: Checked) -> None:
     batches = [CudaBatch(kernels, entries_of(some)) for _ in range(2)]
     case, entry, device = some[0], batches[0].entries[0], kernels.device
     rows = torch.stack([expected(some)[0]] * 3).to(device)
-    outs = [torch.zeros_like(c.gradient, device=device) for c in some]
-    for number, batch in enumerate(batches):
-        altered = rows.clone()
-        altered[1 + number, batch.entries[number].offset + 40] ^= 1
+    outs = [[torch.zeros_like(c.gradient, device=device) for c in some] for _ in range(3)]
+    altered = [rows.clone() for _ in range(3)]
+    for number, (entry_number, rank) in enumerate(((0, 1), (1, 2), (0, 0))):
+        altered[number][rank, batches[0].entries[entry_number].offset + 40] ^= 1
+    kernels.settle()  # Nothing orders the other streams behind this one.
+    for batch, out, messages in zip(batches, outs, altered, strict=False):
         with another_stream(kernels):
-            batch.decode_sum(outs, steps_of(some), altered)
+            batch.decode_sum(out, steps_of(some), messages)
     with another_stream(kernels):
-        altered[0, entry.offset + 40] ^= 1
-        payloads = altered[:, entry.offset : entry.end]
+        payloads = altered[2][:, entry.offset : entry.end]
         single = partial(CudaKernels.decode_sum, kernels, case.codec, case.shape)
-        single(payloads, outs[0], step=case.noise.step)
+        single(payloads, outs[2][0], step=case.noise.step)
     told = []
     for _ in range(3):
         with pytest.raises(PayloadError) as e:

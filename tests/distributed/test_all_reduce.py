@@ -24,7 +24,10 @@ from hvd_compress.process_group.launcher import Launcher
 from tests.contract.cases import FLAT, ROWS, SHAPES, USUAL
 from tests.elsewhere import elsewhere
 from tests.ranks import on_ranks
-from tests.torch_models import Simulation, assert_same, assert_same_bits, targets
+from tests.torch_models import DEVICE, Simulation, assert_same, assert_same_bits, targets
+
+LATE = DEVICE.type != "cpu"
+"""Whether averages become NaN, and the next call raises the error, where the host does not wait."""
 
 GONE = r"peer|Broken pipe|timed out|first error"
 """The error of a call in which another rank does not take part."""
@@ -42,6 +45,24 @@ def _reduce(
     got = {name: tensor.clone() for name, tensor in tensors.items()}
     hvdc.all_reduce(list(got.values()), compressor, key=list(got), **options)
     return got
+
+
+_TOLD = hvdc.ExchangeError, hvdc.PayloadError
+
+
+def _assert_told(
+    compressor: hvdc.Compressor,
+    kind: type[Exception] | tuple[type[Exception], ...],
+    message: str,
+    *,
+    late: bool = LATE,
+) -> None:
+    """Asserts that a call raises an error, or the next one does."""
+    tensors = targets(SHAPES, dist.get_rank(), 1)
+    if late:
+        assert _reduce(compressor, tensors)["a"].isnan().all()
+    with pytest.raises(kind, match=message):
+        _reduce(compressor, tensors)
 
 
 @on_ranks(2, launcher="torchrun", alone=True)
@@ -121,6 +142,7 @@ def test_calls_that_overlap() -> None:
             assert_same(exchange, mine, simulation.average(everybodys))
 
 
+@pytest.mark.skipif(LATE, reason="only CPUs have kernels for the entropy code")
 @on_ranks(3, launcher="torchrun")
 def test_payloads_of_any_length_in_calls_that_overlap() -> None:
     """Some calls need a second collective, and others do not."""
@@ -513,21 +535,18 @@ def test_a_rank_outside_of_the_group() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_rank_that_fails_while_others_send() -> None:
-    for exchange in ("two_shot", "integer_sum", "low_rank"):
+    for exchange in sorted(ROWS.keys() & {"two_shot", "integer_sum", "low_rank"}):
         compressor = _compressor(exchange)
         _reduce(compressor, targets(SHAPES, dist.get_rank(), 0))
-        error: tuple[type[Exception], str] = (
-            hvdc.ExchangeError,
-            "expected .* own errors? .*says? why",
-        )
-        guard = Batch.guard
-        if dist.get_rank() == 1:
-            error = ArithmeticError, "on purpose"
-        with (
-            mock.patch.object(Batch, "guard", _fail if dist.get_rank() == 1 else guard),
-            pytest.raises(error[0], match=error[1]),
-        ):
-            _reduce(compressor, targets(SHAPES, dist.get_rank(), 1))
+        failing = dist.get_rank() == 1
+        if failing:
+            with mock.patch.object(Batch, "guard", _fail):
+                _assert_told(compressor, ArithmeticError, "on purpose", late=False)
+        if LATE or not failing:
+            told = "own errors? .*says? why" + (
+                "|rank 1's payload: expected the header" if LATE else ""
+            )
+            _assert_told(compressor, _TOLD, told, late=LATE and not failing)
         dist.barrier()
 
 
@@ -586,6 +605,9 @@ def test_calls_under_way_when_a_rank_leaves() -> None:
             work.wait()
 
 
+@pytest.mark.skipif(
+    LATE, reason="a rank that closes its connections does not end what devices exchange"
+)
 @on_ranks(2, launcher="torchrun", alone=True)
 def test_calls_behind_one_that_fails_on_one_rank_only() -> None:
     compressor = _compressor("two_shot")
@@ -621,8 +643,7 @@ def test_an_altered_payload() -> None:
 
     Collectives.start = altered  # type: ignore[method-assign]
     try:
-        with pytest.raises(hvdc.PayloadError, match="a: rank 1's payload: expected checksum"):
-            _reduce(compressor, targets(SHAPES, dist.get_rank(), 1))
+        _assert_told(compressor, hvdc.PayloadError, "a: rank 1's payload: expected .*checksum")
     finally:
         Collectives.start = start  # type: ignore[method-assign]
 
