@@ -32,7 +32,7 @@ def checks() -> Table:
         found = record(name)
         commit = found["machine"]["commit"]
         for part, entry in found["parts"].items():
-            told = re.sub(r" in [\d.]+s.*", "", entry["last_line"]).strip("= ")
+            told = re.sub(r" in [\d.]+s.*", "", entry.get("last_line", "")).strip("= ")
             said = told if re.search(r"\d+ passed|SUMMARY", told) else ""
             at = entry.get("commit", commit)
             lines.append((part, f"`{at}`", entry["status"], said))
