@@ -317,8 +317,9 @@ class CompressorBase:
             PayloadError: a device has found an altered payload in an earlier step.
             ExchangeError: a CUDA graph is being captured.
         """
-        if self._kernels.on_devices or torch.cuda.is_initialized():
-            self._kernels.begin_step()
+        kernels = self._kernels
+        if kernels.cuda is not None or kernels.later or torch.cuda.is_initialized():
+            kernels.begin_step()
         if not self._use.exchanged:
             self._use.begin()
         self._last.begin()

@@ -47,6 +47,7 @@ class Executors:
     Attributes:
         threads: the number of threads of the CPU's kernels.
         cuda: the CUDA kernels; None before the first CUDA tensor.
+        later: the words in host memory that devices will write, and the errors that they stand for.
     """
 
     name = "torch"
@@ -59,12 +60,7 @@ class Executors:
         self._streams: dict[torch.device, set[torch.Stream]] = {}
         self._sharing = threading.Lock()
         self._warned: set[Codec] = set()
-        self._later: deque[tuple[torch.Tensor, Exception]] = deque()
-
-    @property
-    def on_devices(self) -> bool:
-        """Whether there was work on a CUDA device, whose errors come later."""
-        return bool(self._streams)
+        self.later: deque[tuple[torch.Tensor, Exception]] = deque()
 
     def deferred(self, tensor: torch.Tensor) -> CudaKernels | None:
         """The kernels for a tensor if they run asynchronously and report errors later; otherwise None.
@@ -216,7 +212,7 @@ class Executors:
             (), _PENDING, dtype=torch.int32, device="cpu", pin_memory=not word.is_cpu
         )
         there.copy_(word.int(), non_blocking=True)
-        self._later.append((there, error))
+        self.later.append((there, error))
 
     def check(self) -> None:
         """Raises the errors of work on CUDA devices that the host can see without waiting.
@@ -225,8 +221,8 @@ class Executors:
             PayloadError: a payload was altered in transit.
             ExchangeError: a rank has sent nothing.
         """
-        while self._later and (word := _read(self._later[0][0])) != _PENDING:
-            _, error = self._later.popleft()
+        while self.later and (word := _read(self.later[0][0])) != _PENDING:
+            _, error = self.later.popleft()
             if word:
                 raise error
         if self.cuda is not None:
