@@ -170,21 +170,8 @@ class Executors:
             if kernels is not None and one:
                 parts.append((CudaBatch(kernels, some, there), numbers))
             else:
-                serial = SerialBatch(self, some, there, collect_flags=self.collect_flags)
-                parts.append((serial, numbers))
+                parts.append((SerialBatch(self, some, there), numbers))
         return SplitBatch(*parts)
-
-    def collect_flags(self, payloads: torch.Tensor, word: torch.Tensor) -> None:
-        """ORs the flags of payloads on a CUDA device into a word there; see ``CudaKernels``.
-
-        Args:
-            payloads: the payloads, shape=(k, bytes), uint8.
-            word: the word, shape=(1,), int32.
-        """
-        kernels = self.deferred(payloads)
-        assert kernels is not None
-        self.order(payloads)
-        kernels.collect_flags(payloads, word)
 
     def restore(self, columns: Sequence[Columns], when: torch.Tensor) -> None:
         """Copies residuals over the next ones if a word on their device is not 0.

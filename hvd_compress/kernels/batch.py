@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,8 +79,6 @@ class SerialBatch(Batch):
         kernels: the executor.
         entries: the tensors.
         arrays: the places of the entries' values; None means one array for each entry.
-        collect_flags: ORs the flags of payloads, shape=(k, bytes), into a word on their device; given if
-            the executor does not wait for its own work, so that the host cannot read flags yet.
 
     Raises:
         ValueError: payloads overlap, or one does not start at a multiple of 4.
@@ -91,12 +89,9 @@ class SerialBatch(Batch):
         kernels: Kernels,
         entries: Sequence[Entry],
         arrays: Arrays | None = None,
-        *,
-        collect_flags: Callable[[Any, Any], None] | None = None,
     ) -> None:
         self.entries = tuple(entries)
         self.arrays = arrays or Arrays.whole(entry.shape for entry in self.entries)
-        self._collect_flags = collect_flags
         self.message_bytes = check_places(
             "Entry.offset", 4, [(entry.offset, entry.end) for entry in self.entries]
         )
@@ -157,9 +152,8 @@ class SerialBatch(Batch):
                 )
             except PayloadError as error:
                 raise _named(error, entry, place, step, payloads) from None
-            if self._collect_flags is not None:
-                if word is not None:
-                    self._collect_flags(payloads, word)
+            if word is not None:
+                word |= (payloads[:, FLAGS_OFFSET] & FLAG_NONFINITE).max()
             elif on_host(payloads):
                 flags = as_numpy(payloads)[:, FLAGS_OFFSET] & FLAG_NONFINITE
                 nonfinite = nonfinite or bool(flags.any())

@@ -198,7 +198,7 @@ class CudaKernels(Kernels):
         Args:
             columns: sources and destinations on the device; shape=(n,) each, float32 or bfloat16, of one
                 dtype in a pair; None for neither.
-            when: the condition, such as the flags of :meth:`collect_flags`; shape=(1,), int32.
+            when: the condition, shape=(1,), int32.
         """
         arrays = DeviceArrays(self._device.type, when)
         table = np.concatenate([_copies(arrays, *both) for both in columns])
@@ -210,27 +210,6 @@ class CudaKernels(Kernels):
             table.ctypes.data,
             len(table),
             arrays.pointer("when", when, 1, "int32"),
-        )
-
-    def collect_flags(self, payloads: Any, flags: Any) -> None:
-        """ORs the flags of all payloads' headers into ``flags``, a device tensor of one int32.
-
-        Args:
-            payloads: the payloads, shape=(k, bytes), uint8.
-            flags: the flags, in and out, shape=(1,), int32;
-                ``hvd_compress.codecs.payload.FLAG_NONFINITE`` is 1.
-        """
-        ranks = len(payloads)
-        arrays = DeviceArrays(self._device.type, payloads)
-        self._call(
-            "collect_flags",
-            self.library.hvdc_cuda_collect_flags,
-            arrays.index,
-            0,
-            arrays.rows("payloads", payloads),
-            payloads.stride(0),
-            ranks,
-            arrays.pointer("flags", flags, 1, "int32"),
         )
 
     def check(self) -> None:

@@ -20,7 +20,7 @@ from hvd_compress.kernels.native import (
     open_library,
 )
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 LIBRARY = FOLDER / "libhvdc_cuda.so"
 FAILED, TOO_LARGE, MISALIGNED = 16, 17, 18
 
@@ -100,7 +100,6 @@ SIGNATURES: Signatures = {
         [P, U64, P, I64, I64, I32, F32, P, I32, I32, P, P, U64, P],
     ),
     "hvdc_cuda_restore": (I32, [P, I64, P, P]),
-    "hvdc_cuda_collect_flags": (I32, [P, I64, I32, P, P]),
     "hvdc_cuda_plan_encode": (I32, [P, I64, I32, P]),
     "hvdc_cuda_plan_decode": (I32, [P, I64, I32, I32, P]),
     "hvdc_cuda_plan_bytes": (I64, [P]),

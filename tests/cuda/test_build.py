@@ -55,11 +55,7 @@ def test_a_call_without_a_gpu_is_an_error_in_cudas_words(library: Path) -> None:
     opened.hvdc_cuda_message.restype = ctypes.c_char_p
     flags = ctypes.create_string_buffer(64)
     queue = (ctypes.c_int64 * 4)(10_000, 0, 0, 0)
-    payload = (ctypes.addressof(flags) + 15) // 16 * 16
-    status = opened.hvdc_cuda_collect_flags(
-        ctypes.c_void_p(payload), ctypes.c_int64(16), 1, flags, queue
-    )
-    assert status == 16
+    assert opened.hvdc_cuda_restore(flags, ctypes.c_int64(0), flags, queue) == 16
     assert opened.hvdc_cuda_message() != b"no error"
 
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
@@ -26,7 +25,6 @@ from hvd_compress.codecs import (
     PayloadError,
     Ternary,
 )
-from hvd_compress.codecs.payload import FLAG_NONFINITE
 from hvd_compress.engine.executors import Executors
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.native import KernelError
@@ -242,13 +240,13 @@ def test_the_tensors_device_is_current_while_work_is_given() -> None:
             return super().stream(index)
 
     kernels = CudaKernels(Guarded(), emulated_library())
-    gradient, residual, flags = torch.ones(SHAPE), torch.zeros(SHAPE), torch.ones(1).int()
+    gradient, residual, word = torch.ones(SHAPE), torch.zeros(SHAPE), torch.ones(1).int()
     payload = torch.zeros(1, SIZE, dtype=torch.uint8)
     kernels.encode(
         CODEC, SHAPE, gradient, payload[0], feedback=FULL, residual=residual, noise=NoiseKey()
     )
     kernels.decode_sum(CODEC, SHAPE, payload, gradient, step=0)
-    kernels.collect_flags(payload, flags)
+    kernels.restore([([gradient], [residual])], word)
     assert current == []
 
 
@@ -257,18 +255,12 @@ def test_the_tensors_device_is_current_while_work_is_given() -> None:
 
 @pytest.mark.parametrize("bad", (False, True))
 def test_residuals_are_restored_where_a_flag_says_so(kernels: Checked, bad: bool) -> None:
-    values = normal(SHAPE)
-    if bad:
-        values[3] = np.inf
     before, after = (
         torch.from_numpy(normal(SHAPE, seed=seed)).to(kernels.device) for seed in (2, 3)
     )
     expected = (before if bad else after).clone()
-    payloads = [torch.from_numpy(encode(CODEC, SHAPE, v)) for v in (normal(SHAPE), values)]
-    flags = torch.zeros(1, dtype=torch.int32, device=kernels.device)
-    kernels.collect_flags(torch.stack(payloads).to(kernels.device), flags)
-    assert flags.item() == (FLAG_NONFINITE if bad else 0)
-    kernels.restore([([before], [after])], flags)
+    word = torch.full((1,), int(bad), dtype=torch.int32, device=kernels.device)
+    kernels.restore([([before], [after])], word)
     assert torch.equal(after, expected)
 
 
@@ -286,11 +278,9 @@ def test_one_thread_at_a_time_gives_work_to_a_stream() -> None:
             return super().stream(index)
 
     kernels = CudaKernels(Meeting(), emulated_library())
-    flags = torch.zeros(1, dtype=torch.int32)
-    payloads = torch.zeros(1, SIZE, dtype=torch.uint8)
-    threads = [
-        threading.Thread(target=kernels.collect_flags, args=(payloads, flags)) for _ in range(2)
-    ]
+    word, values = torch.zeros(1, dtype=torch.int32), torch.zeros(SHAPE)
+    copies = [([values], [torch.zeros_like(values)])]
+    threads = [threading.Thread(target=kernels.restore, args=(copies, word)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -183,15 +183,3 @@ extern "C" int hvdc_cuda_restore(const hvdc_cuda_residual* residuals, int64_t co
   if (guard.status() != HVDC_OK) return guard.status();
   return Settle(Restore(residuals, count, when, StreamOf(*queue)), *queue);
 }
-
-extern "C" int hvdc_cuda_collect_flags(const void* payloads, int64_t stride, int32_t count,
-                                       uint32_t* flags, const hvdc_cuda_queue* queue) {
-  if (!queue || !flags || count < 0 || (count && !payloads)) return HVDC_BAD_SPEC;
-  if (!Aligned(payloads, 16) || (count > 1 && stride % 16)) return HVDC_CUDA_MISALIGNED;
-  if (!count) return HVDC_OK;
-  const DeviceGuard guard(queue->device);
-  if (guard.status() != HVDC_OK) return guard.status();
-  const int status =
-      CollectFlags(static_cast<const uint8_t*>(payloads), stride, count, flags, StreamOf(*queue));
-  return Settle(status, *queue);
-}

@@ -128,17 +128,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksToDecode<C>)
   FinishDecoding(job, place, tools.sums);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    CollectHeaders(const uint8_t* payloads, int64_t stride, int32_t count, uint32_t* flags) {
-  const Place place = {blockIdx.x, gridDim.x};
-  for (uint32_t k = place.Thread(); k < static_cast<uint32_t>(count); k += place.Threads()) {
-    Header header;
-    memcpy(&header, payloads + k * stride, sizeof(header));
-    // The others say how long a payload is.
-    if (header.flags & kFlagNonfinite) atomicOr(flags, kFlagNonfinite);
-  }
-}
-
 template <class Jobs>
 Work<Jobs> DecodeWork(const DecodeJob& job) {
   if (job.spec.codec == HVDC_TOPK) return TopKDecodeWork<Jobs>(job);
@@ -152,12 +141,6 @@ Work<Jobs> DecodeWork(const DecodeJob& job) {
 
 template Work<Single<DecodeJob>> DecodeWork(const DecodeJob& job);
 template Work<DecodeBatch> DecodeWork(const DecodeJob& job);
-
-int CollectFlags(const uint8_t* payloads, int64_t stride, int32_t count, uint32_t* flags,
-                 cudaStream_t stream) {
-  return Launch(CollectHeaders, (count + kThreads - 1) / kThreads, 0, stream, payloads, stride,
-                count, flags);
-}
 
 }  // namespace HVDC_ARCH
 }  // namespace hvdc

@@ -42,8 +42,6 @@ Work<Jobs> TopKDecodeWork(const DecodeJob& job);
 // Copies where *when is not 0: count residuals, in as few launches as can hold them.
 int Restore(const hvdc_cuda_residual* residuals, int64_t count, const uint32_t* when,
             cudaStream_t stream);
-int CollectFlags(const uint8_t* payloads, int64_t stride, int32_t count, uint32_t* flags,
-                 cudaStream_t stream);
 // What a workspace has before the first call.
 int Prepare(void* zeros, int64_t bytes, Int8Tables* tables, cudaStream_t stream);
 

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define HVDC_CUDA_ABI_VERSION 8
+#define HVDC_CUDA_ABI_VERSION 9
 
 enum { HVDC_CUDA_MAX_PAYLOADS = 1024 };
 
@@ -84,11 +84,6 @@ typedef struct {
 // The list itself is in host memory. The queue needs no workspace.
 HVDC_API int hvdc_cuda_restore(const hvdc_cuda_residual* residuals, int64_t count,
                                const uint32_t* when, const hvdc_cuda_queue* queue);
-
-// Ors into *flags what all payloads' headers say of numbers that are not finite: 1 or 0. The
-// queue needs no workspace.
-HVDC_API int hvdc_cuda_collect_flags(const void* payloads, int64_t stride, int32_t count,
-                                     uint32_t* flags, const hvdc_cuda_queue* queue);
 
 // Batches: many tensors of any codecs, sizes and dtypes in one message, with one launch for all
 // that have the same kernel. Tables of entries and arrays are in host memory, and read before a

@@ -96,15 +96,6 @@ int hvdc_cuda_restore(const hvdc_cuda_residual* residuals, int64_t count, const 
   return HVDC_OK;
 }
 
-int hvdc_cuda_collect_flags(const void* payloads, int64_t stride, int32_t count, uint32_t* flags,
-                            const hvdc_cuda_queue* queue) {
-  Put(*queue, __func__,
-      [=, run = HVDC_EMULATED(hvdc_cuda_collect_flags)](const hvdc_cuda_queue* q) {
-        return run(payloads, stride, count, flags, q);
-      });
-  return HVDC_OK;
-}
-
 // A plan's own work on the host may be done at once.
 int hvdc_cuda_plan_encode(const hvdc_cuda_entry* entries, int64_t count, int32_t device,
                           hvdc_cuda_plan** plan) {
