@@ -134,8 +134,13 @@ class CompareWeights(keras.callbacks.Callback):
 
 def shared_state(optimizer: Any) -> list[Any]:
     """An optimizer's variables without the gradients that a rank has accumulated."""
-    own = {id(v) for part in _parts(optimizer) for v in getattr(part, "_accumulated_gradients", ())}
+    own = set(map(id, accumulated(optimizer)))
     return [v for v in optimizer.variables if id(v) not in own]
+
+
+def accumulated(optimizer: Any) -> list[Any]:
+    """The variables in which an optimizer accumulates a rank's own gradients."""
+    return [v for part in _parts(optimizer) for v in getattr(part, "_accumulated_gradients", ())]
 
 
 def _batches_an_update(optimizer: Any) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from hvd_compress.codecs.checks import check_number
-from hvd_compress.keras.callbacks import shared_state
+from hvd_compress.keras.callbacks import accumulated, shared_state
 from hvd_compress.keras.optimizer import DistributedOptimizer, distribute_again, is_distributed
 from hvd_compress.tensorflow.elastic import AnyCompressor, TensorFlowState
 
@@ -58,6 +58,21 @@ class KerasState(TensorFlowState):
         self.model = model
         variables = [*model.weights, *shared_state(optimizer)]
         super().__init__(variables, share_residuals=share_residuals, **kwargs)
+
+    def restore(self) -> None:
+        """Goes back to the last commit, or to the beginning."""
+        super().restore()
+        for variable, value in zip(
+            accumulated(self.model.optimizer), self._accumulated, strict=True
+        ):
+            variable.assign(value)
+
+    def _keep_variables(self) -> None:
+        super()._keep_variables()
+        # Each rank's own, so that they are not among the variables that all ranks share.
+        self._accumulated = [
+            keras.ops.convert_to_numpy(one).copy() for one in accumulated(self.model.optimizer)
+        ]
 
     def begin(self, compressor: AnyCompressor, **options: Any) -> AnyCompressor:
         """Makes the model's optimizer use a new compressor; all ranks call it before ``fit()``.

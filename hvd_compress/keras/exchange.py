@@ -111,6 +111,11 @@ class Exchange:
         """The same exchange with another compressor, to be traced again."""
         return Exchange(compression, name=name, **self._settings)
 
+    def begin(self) -> None:
+        """Called at the start of a batch, which may exchange nothing; the last one's updates were used."""
+        if isinstance(self.compression, Compressor):
+            self.compression.keep_step()
+
     def average(self, gradients: Sequence[Any]) -> list[Any]:
         """The ranks' gradients reduced by ``op``, dense ones as tensors, sparse ones as ``IndexedSlices``.
 
@@ -149,8 +154,9 @@ class Exchange:
         self._check_place()
         if not self._together():
             return flag
-        sent = tf.cast(flag, tf.float32)
-        return hvd.allreduce(sent, op=hvd.Min, **self._called("flag")) > 0.5
+        # Not the least flag: a rank that has joined sends zeros.
+        others = known_to_horovod(1 - tf.cast(flag, tf.float32))
+        return hvd.allreduce(others, op=hvd.Sum, **self._called("flag")) < 0.5
 
     def _together(self) -> bool:
         if os.environ.get("HOROVOD_ELASTIC"):
@@ -199,8 +205,10 @@ class Exchange:
         return tf.cast(reduced, gradient.dtype)
 
     def _reduce_sparse(self, gradient: tf.IndexedSlices, label: str) -> tf.IndexedSlices:
-        values = hvd.allgather(known_to_horovod(gradient.values), **self._called(f"{label}.values"))
-        indices = hvd.allgather(gradient.indices, **self._called(f"{label}.indices"))
+        values, indices = (
+            hvd.allgather(known_to_horovod(sent), **self._called(f"{label}.{what}"))
+            for what, sent in (("values", gradient.values), ("indices", gradient.indices))
+        )
         # Rows that several ranks have are added up: Keras's Adam would square them one by one.
         rows, places = tf.unique(indices)
         values = tf.math.unsorted_segment_sum(values, places, tf.size(rows))

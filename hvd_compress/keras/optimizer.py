@@ -37,7 +37,8 @@ def DistributedOptimizer(
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras 3 optimizer average its gradients over Horovod's ranks, once in each update.
 
-    Changes the optimizer in place, whether it has been built or not, and returns it. With
+    Changes the optimizer in place, whether it has been built or not, and returns it; a model that has been
+    trained with it has to be compiled again. With
     ``gradient_accumulation_steps`` the accumulated gradients are exchanged; with a ``LossScaleOptimizer``,
     which has to be passed here itself, all ranks skip the steps in which one of them overflows.
 
@@ -112,6 +113,22 @@ class _Saved(keras.optimizers.Optimizer):
 
     _exchange: Exchange
     _stock: type[keras.optimizers.Optimizer]
+    _scaled: bool
+    _before: int
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        if not self._scaled:
+            self._exchange.begin()
+        super().apply(grads, trainable_variables)
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        if not self._exchange.updates and int(self.iterations) > self._before:
+            raise ExchangeError(
+                f"expected {self._stock.__name__} to exchange gradients, got {int(self.iterations)} "
+                f"updates without an exchange: the model's training had been traced before "
+                f"DistributedOptimizer was called; call model.compile() with the optimizer that it returns"
+            )
+        super().finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
         copy = self._stock.from_config(self._stock_config())
@@ -230,15 +247,18 @@ def _refuse_stock_loss_scale() -> None:
         frame = frame.f_back
 
 
-def _distribute(optimizer: Any, exchange: Exchange) -> None:
+def _distribute(optimizer: Any, exchange: Exchange, *, scaled: bool = False) -> None:
+    """Makes an optimizer exchange; ``scaled``: it is within a ``LossScaleOptimizer`` that does."""
     optimizer._exchange = exchange
+    optimizer._scaled = scaled
+    optimizer._before = int(optimizer.iterations)
     # Found by tf.train.Checkpoint, as the optimizer's own variables are.
     optimizer.compression = exchange.compression
     if not is_distributed(optimizer):
         stock: Any = type(optimizer)
         optimizer.__class__ = _class_for(stock)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        _distribute(optimizer.inner_optimizer, exchange)
+        _distribute(optimizer.inner_optimizer, exchange, scaled=True)
 
 
 @cache

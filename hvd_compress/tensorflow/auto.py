@@ -96,6 +96,7 @@ class Auto(Compressor):
             self._orders,
             self._plan_to_save,
             self._restored,
+            self._decided,
         )
         self._beside = Counters()
         self._why = "nothing is known yet: the gradients are not"
@@ -242,7 +243,7 @@ class Auto(Compressor):
             for (shape, dtype), route in self._plan.items()
         ]
 
-    def _restored(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
+    def _decided(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
         self._replace()
         if saved is None:
             return

@@ -44,6 +44,14 @@ class TensorFlowCommits(Commits):
         self._compressor = compressor
         self.settle()
 
+    def restore(self) -> None:
+        """Goes back to the last commit, or to the beginning."""
+        self.forget()
+        if self._last is None:
+            self._begin_with((), (), ())
+        else:
+            self._go_back(self._last, self._last.positions)
+
     @property
     def place(self) -> tuple[int, int]:
         """The compressor's rank, and the number of ranks."""
@@ -131,6 +139,7 @@ class _Kept:
                 f"model once, before the function that hvd.elastic.run runs",
                 stacklevel=2,
             )
+        slot.begin_anew()
         left = mine.pop(0) if mine else _Left(np.zeros(0, np.float32), 0)
         if left.unsent.any():
             residual = transpose(left.unsent, shared.transposed if shared else None)

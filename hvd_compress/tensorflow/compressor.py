@@ -184,7 +184,7 @@ class Compressor(tf.Module, HorovodCompressor):
             seed,
             exchange,
             self._exchanges[exchange if auto else route.kind].owners,
-            self._replace,
+            self._restored,
             self._orders,
         )
         self._inheritance: Heritage = Inheritance()
@@ -234,16 +234,20 @@ class Compressor(tf.Module, HorovodCompressor):
             self._expect(ctx.beginning)
             return tf.cast(self._ops.hvdc_returned(tensor, self._ledger), ctx.dtype)
         bucket = ctx.bucket
-        bucket.scales[ctx.member] = scale_of(
-            tensor.op, bucket.slots[ctx.member], self._collectives.process_set, self._size
-        )
+        slot = bucket.slots[ctx.member]
+        scale = scale_of(tensor.op, slot, self._collectives.process_set, self._size)
+        bucket.scales[ctx.member] = scale
+        if slot.scale != scale:
+            slot.scale = scale
+            with tf.init_scope():
+                self._step.forget_agreement()
         self._expect(ctx.beginning)
         # TensorFlow runs only what a result depends on. No result depends on what Horovod makes of the
         # token, so that TensorFlow leaves its sum out.
         decoded = [bucket.exchange.decode(bucket)] if ctx.member == 0 else []
         with tf.control_dependencies(decoded):
             result = self._coder.result(bucket, ctx.member, ctx.gradient, ctx.token)
-        return ctx.cut.restored(result, bucket.slots[ctx.member].shape or ())
+        return ctx.cut.restored(result, slot.shape or ())
 
     @property
     def counters(self) -> Counters:
@@ -273,6 +277,15 @@ class Compressor(tf.Module, HorovodCompressor):
         """
         with tf.device(HOST):
             self._ops.hvdc_drop_step(self._ledger)
+
+    def keep_step(self) -> None:
+        """Says that the last exchange's results have been used: :meth:`drop_step` changes nothing then.
+
+        The optimizers of :mod:`hvd_compress.keras` say so at the start of each batch, since a batch may
+        exchange nothing. The call may be traced, before the exchange.
+        """
+        with tf.device(HOST):
+            self._ops.hvdc_used(self._ledger)
 
     def routes(self) -> dict[str, Route]:
         """The route of each gradient that has been traced, by name.
@@ -389,6 +402,12 @@ class Compressor(tf.Module, HorovodCompressor):
         self._ops.hvdc_replace(self._ledger)
         self._step.forget_agreement()
 
+    def _restored(self, gradients: int) -> None:
+        """Called when a checkpoint is restored, with the number of gradients that it has."""
+        for slot in self.slots[gradients:]:  # First exchanged after it.
+            slot.begin_anew()
+        self._replace()
+
     def _orders(self) -> list[dict[str, Any]]:
         orders: list[dict[str, Any]] = []
         for slot in self.slots:
@@ -443,6 +462,7 @@ class Compressor(tf.Module, HorovodCompressor):
             ExchangeError: the two gradients need different routes or parts.
         """
         slot = self._slot(source, turn, traced.spec, traced.key)
+        slot.scale = traced.scale
         if slot.route != traced.route or (
             slot.key != traced.key and self._cut(slot) != self._cut(traced)
         ):
@@ -477,7 +497,7 @@ class Compressor(tf.Module, HorovodCompressor):
     def _configuration(self) -> dict[str, Any]:
         tensors = {
             # Not by labels: Keras numbers layers by how many a rank has made before.
-            f"gradient.{s.index}": f"{s.kind} by {s.route}, exchange {int(s.exchanges)}"
+            f"gradient.{s.index}": f"{s.kind} by {s.route}, {s.sent}, exchange {int(s.exchanges)}"
             for s in self.slots
         }
         return {

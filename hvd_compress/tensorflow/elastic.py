@@ -130,7 +130,7 @@ class TensorFlowState(ResidualState, _VariableState):
     def restore(self) -> None:
         """Goes back to the last commit, or to the beginning."""
         for commits in self._commits:
-            commits.forget()
+            commits.restore()
         super().restore()
 
     def reset(self) -> None:

@@ -25,6 +25,8 @@ class Slot(tf.Module):
         dtype: its dtype when first traced.
         shape: its shape when first traced; None where a dimension was unknown.
         route: the route by which it travels.
+        scale: the factor of the ranks' sum, from the operation that was traced last; None before, and for a
+            gradient that travels uncompressed.
         residual: the part that has been computed but not sent, shape=(n,), in the ``residual_dtype`` of the
             route's feedback; empty before the first step.
         owned: the residual of the average of the part that this rank owns, shape=(n_owned,), of the same
@@ -50,6 +52,7 @@ class Slot(tf.Module):
         self._compatible = shape
         self.shape = tuple(shape.as_list()) if shape.is_fully_defined() else None
         self.route = route
+        self.scale: float | None = None
         with tf.device(device):
             kept = tf.as_dtype(route.feedback.residual_dtype)
             self.residual, self.owned = _numbers("residual", kept), _numbers("owned", kept)
@@ -68,10 +71,21 @@ class Slot(tf.Module):
         for kept, numbers in zip(self.kept, (residual, owned), strict=True):
             kept.assign(tf.cast(numbers, kept.dtype))
 
+    def begin_anew(self) -> None:
+        """Empties the residuals, and counts exchanges from 0."""
+        self.begin_with(np.zeros(0, np.float32), np.zeros(0, np.float32))
+        self.exchanges.assign(0)
+
     @property
     def state(self) -> list[ResourceVariable]:
         """All variables, in the order in which operations take them."""
         return [*self.kept, self.exchanges]
+
+    @property
+    def sent(self) -> str:
+        """What ranks have to agree on besides the route, as text."""
+        key = f" as number {self.key}" if self.key != self.index else ""
+        return f"scale {self.scale}{key}"
 
     @property
     def spec(self) -> tf.TensorSpec:

@@ -29,7 +29,7 @@ class StateOwner(tf.train.experimental.PythonState):
         exchange: the exchange, on which the residuals that are kept depend.
         owners: the number of ranks that share out a gradient: ranks 0 to ``owners - 1`` do, the next
             ``owners`` ranks do, and so on.
-        restored: called when the checkpoint is this rank's.
+        restored: called with the number of gradients in the checkpoint, when it is this rank's.
         orders: returns, for each gradient, how elements are ordered and cut, see
             :class:`hvd_compress.exchanges.shards.Shared`; its ``key``; the variable's name as ``of``; the
             number of its first ``call``, see :class:`Slot`; and its ``residual_dtype``.
@@ -42,7 +42,7 @@ class StateOwner(tf.train.experimental.PythonState):
         seed: int,
         exchange: str,
         owners: int,
-        restored: Callable[[], None],
+        restored: Callable[[int], None],
         orders: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
         self._orders = orders
@@ -82,7 +82,7 @@ class StateOwner(tf.train.experimental.PythonState):
         self._dtypes = [of.get("residual_dtype", "float32") for of in got["orders"]]
         for index, order in enumerate(self._orders()):
             self._check(index, order["of"], order["residual_dtype"])
-        self._restored()
+        self._restored(len(self._names))
 
     def check(self, slot: Slot) -> None:
         """Raises ``ValueError`` if a new gradient is not the one in its place in the checkpoint."""
@@ -106,7 +106,8 @@ class PlanOwner(StateOwner):
         owners: returns the number of ranks that share out each gradient.
         orders: the same as in :class:`StateOwner`.
         plan: returns the part of the plan that is to be saved.
-        restored: called with the saved plan, when the checkpoint is this rank's.
+        restored: called with the number of gradients in the checkpoint, when it is this rank's.
+        decided: called with the saved plan after that.
     """
 
     def __init__(
@@ -117,11 +118,12 @@ class PlanOwner(StateOwner):
         owners: Callable[[], list[int]],
         orders: Callable[[], list[dict[str, Any]]],
         plan: Callable[[], Any],
-        restored: Callable[[Any], None],
+        restored: Callable[[int], None],
+        decided: Callable[[Any], None],
     ) -> None:
-        super().__init__(rank, size, seed, "auto", 0, lambda: None, orders)
+        super().__init__(rank, size, seed, "auto", 0, restored, orders)
         del self._expected["owners"]
-        self._owners, self._plan, self._take = owners, plan, restored
+        self._owners, self._plan, self._decided = owners, plan, decided
 
     def serialize(self) -> str:
         """See :class:`StateOwner`; the text includes the plan."""
@@ -131,7 +133,7 @@ class PlanOwner(StateOwner):
     def deserialize(self, string_value: str | bytes) -> None:
         """See :class:`StateOwner`; also refuses a plan that does not fit the traced graphs."""
         super().deserialize(string_value)
-        self._take(json.loads(string_value)["plan"])
+        self._decided(json.loads(string_value)["plan"])
 
 
 @dataclass
@@ -194,7 +196,10 @@ class Inheritance:
     def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
         """Assigns to the slot what this rank inherits of the gradient in the slot's position."""
         _check_order(self.names, slot.index, slot.variable_name)
-        if slot.index not in self.left or self.heir is None:
+        if self.heir is None:
+            return
+        if slot.index not in self.left:
+            slot.begin_anew()
             return
         old = self.left.pop(slot.index)
         residual, owned = _inherited(slot.key, old, self.heir, owners, shared, has_residuals)

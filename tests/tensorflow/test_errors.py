@@ -229,6 +229,17 @@ def test_horovod_initialized_again_with_fewer_ranks() -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
+def test_ranks_that_average_and_ranks_that_add_up() -> None:
+    for exchange in ("allgather", "two_shot"):
+        op = hvd.Sum if hvd.rank() == 0 else hvd.Average
+        step = exchange_with(hvdc.OneBit(threshold=1, exchange=exchange), graph=True, op=op)
+        with pytest.raises(
+            Exception, match=r"(?s)scale 1\.0, .* on rank 0, .*scale 0\.5, .* on rank 1"
+        ):
+            step(targets(hvd.rank(), 0))
+
+
+@on_ranks(2, launcher="tensorflow")
 def test_what_is_no_compressor() -> None:
     """A codec, a route, or the class of a codec."""
     for given, got in ((Int8(), "the codec Int8"), (Int8, "the codec"), (Route(Int8()), "a Route")):

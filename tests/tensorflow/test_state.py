@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import ECQ, ErrorFeedback, OneBit
+from hvd_compress.tensorflow.elastic import TensorFlowState
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.state import StateOwner
 from tests.ranks import on_ranks
@@ -173,3 +174,67 @@ def test_another_number_of_ranks_loses_no_mass() -> None:
     assert int(compressor.slots[0].exchanges) == 8
     average = hvd.allreduce(left, name="left").numpy()
     np.testing.assert_allclose(sent + average, sum(residuals) / 3, atol=1e-5)
+
+
+def _steps_of(compressor: hvdc.Compressor, variables: list[tf.Variable]) -> Any:
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(variable * x) for variable in variables])
+        tape = hvd.DistributedGradientTape(tape, compression=compressor)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(gradient)
+
+    return lambda number: step(tf.constant(targets(hvd.rank(), number)[0]))
+
+
+def _kept(compressor: hvdc.Compressor) -> list[tuple[np.ndarray, int]]:
+    return [(slot.residual.numpy(), int(slot.exchanges)) for slot in compressor.slots]
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_going_back_to_before_a_layer_was_unfrozen() -> None:
+    """Its residual is of steps that have not been."""
+    compressor = hvdc.OneBit(threshold=1)
+    frozen, other = (tf.Variable(tf.zeros(SHAPES[0]), name=name) for name in ("frozen", "other"))
+    _steps_of(compressor, [other])(0)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = tf.train.Checkpoint(compressor=compressor)
+        path = checkpoint.write(f"{folder}/of_rank_{hvd.rank()}")
+        both = _steps_of(compressor, [other, frozen])
+        both(1)
+        both(2)
+        assert _kept(compressor)[1][0].any()
+        checkpoint.read(path)
+        (_, exchanges), (residual, of_frozen) = _kept(compressor)
+        assert (exchanges, of_frozen) == (1, 0) and not residual.any()
+
+        both(3)
+        compressor.load_resized(hvd.allgather_object(path))
+        (_, exchanges), (residual, of_frozen) = _kept(compressor)
+        assert (exchanges, of_frozen) == (1, 0) and not residual.any()
+        hvd.allgather_object(None)  # The others have read it, too.
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_an_elastic_state_that_the_script_restores() -> None:
+    """Residuals go back with the weights."""
+    for commits in (False, True):
+        variable = tf.Variable(tf.zeros(SHAPES[0]), name=f"weights_{commits}")
+        state = TensorFlowState([variable], step=0)
+        compressor = state.begin(hvdc.OneBit(threshold=1))
+        step = _steps_of(compressor, [variable])
+        step(0)
+        if commits:
+            state.commit()
+        want = variable.numpy(), *_kept(compressor)
+        step(1)
+        step(2)
+        state.restore()
+        ((residual, exchanges),) = _kept(compressor)
+        if commits:
+            np.testing.assert_array_equal(variable.numpy(), want[0])
+            np.testing.assert_array_equal(residual, want[1][0])
+        else:
+            assert not variable.numpy().any() and not residual.any()
+        assert exchanges == int(commits)

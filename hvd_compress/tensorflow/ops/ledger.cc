@@ -80,6 +80,11 @@ void Ledger::Replace() {
   moves_.clear();
 }
 
+void Ledger::Used() {
+  mutex_lock lock(mutex_);
+  moves_.clear();
+}
+
 void Ledger::Fail(const std::string& message) {
   mutex_lock lock(mutex_);
   if (failure_.empty()) failure_ = message;

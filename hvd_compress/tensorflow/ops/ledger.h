@@ -96,6 +96,9 @@ class Ledger : public tensorflow::ResourceBase {
   // Notes that other residuals come in the place of those of the last step.
   void Replace();
 
+  // Notes that the last step's gradients have been used, so that nothing is left to take back.
+  void Used();
+
   // Notes an error of this step. The first one counts: others may follow from it.
   void Fail(const std::string& message);
 

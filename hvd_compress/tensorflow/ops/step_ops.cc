@@ -220,6 +220,18 @@ struct ReplaceOp : LedgerKernel<0> {
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcReplace").Device(DEVICE_CPU), ReplaceOp);
 
+// The last step's gradients have been used: there is nothing to take back.
+REGISTER_OP("HvdcUsed")
+    .Input("ledger: resource")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
+struct UsedOp : LedgerKernel<0> {
+  using LedgerKernel::LedgerKernel;
+  void Run(OpKernelContext* context, Ledger* ledger) override { ledger->Used(); }
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcUsed").Device(DEVICE_CPU), UsedOp);
+
 // The error of an earlier step on this rank, or an empty string; it is told once. late: whether
 // that step itself has raised no error.
 REGISTER_OP("HvdcEarlierFailure")
@@ -278,6 +290,22 @@ REGISTER_KERNEL_BUILDER(
     Name("HvdcUncompressed").Device(DEVICE_GPU).HostMemory("token").HostMemory("ledger"),
     UncompressedOp);
 REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcUncompressed");
+
+// The tensor itself, as a value that no optimization of graphs takes for a constant.
+REGISTER_OP("HvdcValue")
+    .Input("tensor: T")
+    .Output("value: T")
+    .Attr("T: type")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::UnchangedShape);
+
+class ValueOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override { context->set_output(0, context->input(0)); }
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcValue").Device(DEVICE_CPU), ValueOp);
+REGISTER_KERNEL_BUILDER(Name("HvdcValue").Device(DEVICE_GPU), ValueOp);
 
 // Horovod's result for such a gradient, once it is back.
 REGISTER_OP("HvdcReturned")
