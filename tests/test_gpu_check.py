@@ -21,7 +21,8 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.py"
 
 def test_every_part_that_cannot_run_is_in_the_record(tmp_path: Path) -> None:
     out = tmp_path / "record.json"
-    parts = ("sanitizer", "benchmark", "training", "tensorflow", "a rank", "ranks", "other")
+    parts = ("sanitizer", "benchmark", "training", "tensorflow", "a rank", "ranks")
+    parts = (*parts, "FSDP2", "DiLoCo", "all_reduce")
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--json", str(out), "--quick", "--only", *parts],
         capture_output=True,
@@ -31,7 +32,7 @@ def test_every_part_that_cannot_run_is_in_the_record(tmp_path: Path) -> None:
     )
     record = json.loads(out.read_text())
     statuses = {name: entry["status"] for name, entry in record["parts"].items()}
-    assert len(statuses) == 12
+    assert len(statuses) == 14
     passed, failed = (list(statuses.values()).count(one) for one in ("passed", "failed"))
     assert done.returncode == (not passed or failed > 0), done.stdout
     assert record["found"]["module torch"] and "module torch" in done.stdout
