@@ -42,6 +42,7 @@ WHOLE = frozenset(
 FIRST = (
     "contract/test_tensorflow.py",
     "native/test_sanitizers.py",
+    "cuda/test_build.py",
     "suites/test_ddp.py",
     "tensorflow",
     "benchmarks/test_train.py",
@@ -49,6 +50,7 @@ FIRST = (
     "keras",
     "suites/test_fsdp2.py",
     "docs/test_quickstart.py",
+    "cuda/test_batch.py",
     "torch",
     "diloco",
     "benchmarks/test_papers.py",
