@@ -83,7 +83,7 @@ class Slot(tf.Module):
 
     @property
     def sent(self) -> str:
-        """What ranks have to agree on besides the route, as text."""
+        """The settings that ranks compare besides the route, as text."""
         key = f" as number {self.key}" if self.key != self.index else ""
         return f"scale {self.scale}{key}"
 

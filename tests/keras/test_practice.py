@@ -1,4 +1,4 @@
-"""What scripts do besides ``fit``: traces that differ, batches without an exchange, joins, going back."""
+"""Scripts of all kinds: traces that differ, batches without an exchange, joins, going back."""
 
 from __future__ import annotations
 
