@@ -21,6 +21,7 @@ from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.names import distinct
 from hvd_compress.tensorflow import Auto, Compressor
 from hvd_compress.tensorflow.collectives import called
+from hvd_compress.tensorflow.native import operations
 from hvd_compress.tensorflow.variables import known_to_horovod
 
 
@@ -155,7 +156,7 @@ class Exchange:
         if not self._together():
             return flag
         # Not the least flag: a rank that has joined sends zeros.
-        others = known_to_horovod(1 - tf.cast(flag, tf.float32))
+        others = _to_horovod(1 - tf.cast(flag, tf.float32))
         return hvd.allreduce(others, op=hvd.Sum, **self._called("flag")) < 0.5
 
     def _together(self) -> bool:
@@ -193,7 +194,7 @@ class Exchange:
         if isinstance(self.compression, Compressor):
             self.compression.expect(variable, variable.path)
         else:
-            sent = known_to_horovod(sent)
+            sent = _to_horovod(sent)
         reduced = hvd.allreduce(
             sent,
             op=self._op,
@@ -206,7 +207,7 @@ class Exchange:
 
     def _reduce_sparse(self, gradient: tf.IndexedSlices, label: str) -> tf.IndexedSlices:
         values, indices = (
-            hvd.allgather(known_to_horovod(sent), **self._called(f"{label}.{what}"))
+            hvd.allgather(_to_horovod(sent), **self._called(f"{label}.{what}"))
             for what, sent in (("values", gradient.values), ("indices", gradient.indices))
         )
         # Rows that several ranks have are added up: Keras's Adam would square them one by one.
@@ -220,6 +221,16 @@ class Exchange:
     def _called(self, what: str) -> dict[str, Any]:
         # By names of their own: those of tensors depend on how many layers a rank has made before.
         return called(f"{self._name}.{what}", self._process_set)
+
+
+def _to_horovod(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor as Horovod can send it, and never as a constant of the graph.
+
+    Horovod does not register its operations as stateful. If the input of one is a constant of the trace,
+    TensorFlow runs the operation once, before the graph, and keeps the result: other ranks, which have not
+    traced anew, do not take part, and later steps get the old average.
+    """
+    return operations().hvdc_value(known_to_horovod(tensor))
 
 
 def _spec_of(gradient: Any) -> tf.TypeSpec:

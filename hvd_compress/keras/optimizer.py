@@ -113,8 +113,8 @@ class _Saved(keras.optimizers.Optimizer):
 
     _exchange: Exchange
     _stock: type[keras.optimizers.Optimizer]
-    _scaled: bool
-    _before: int
+    _scaled: bool  # Whether a LossScaleOptimizer around it exchanges its flags.
+    _updates_before: int  # Those that it had made when it was distributed.
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         if not self._scaled:
@@ -122,7 +122,7 @@ class _Saved(keras.optimizers.Optimizer):
         super().apply(grads, trainable_variables)
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        if not self._exchange.updates and int(self.iterations) > self._before:
+        if not self._exchange.updates and int(self.iterations) > self._updates_before:
             raise ExchangeError(
                 f"expected {self._stock.__name__} to exchange gradients, got {int(self.iterations)} "
                 f"updates without an exchange: the model's training had been traced before "
@@ -251,7 +251,7 @@ def _distribute(optimizer: Any, exchange: Exchange, *, scaled: bool = False) -> 
     """Makes an optimizer exchange; ``scaled``: it is within a ``LossScaleOptimizer`` that does."""
     optimizer._exchange = exchange
     optimizer._scaled = scaled
-    optimizer._before = int(optimizer.iterations)
+    optimizer._updates_before = int(optimizer.iterations)
     # Found by tf.train.Checkpoint, as the optimizer's own variables are.
     optimizer.compression = exchange.compression
     if not is_distributed(optimizer):

@@ -497,7 +497,7 @@ class Compressor(tf.Module, HorovodCompressor):
     def _configuration(self) -> dict[str, Any]:
         tensors = {
             # Not by labels: Keras numbers layers by how many a rank has made before.
-            f"gradient.{s.index}": f"{s.kind} by {s.route}, {s.sent}, exchange {int(s.exchanges)}"
+            f"gradient.{s.index}": f"{s.kind} by {s.route}, {s.compared}, exchange {int(s.exchanges)}"
             for s in self.slots
         }
         return {

@@ -82,7 +82,7 @@ class Slot(tf.Module):
         return [*self.kept, self.exchanges]
 
     @property
-    def sent(self) -> str:
+    def compared(self) -> str:
         """The settings that ranks compare besides the route, as text."""
         key = f" as number {self.key}" if self.key != self.index else ""
         return f"scale {self.scale}{key}"

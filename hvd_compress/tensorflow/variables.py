@@ -8,8 +8,6 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_compress.tensorflow.native import operations
-
 
 def broadcast_variables(
     variables: Sequence[Any],
@@ -38,11 +36,5 @@ def broadcast_variables(
 
 
 def known_to_horovod(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor as Horovod can send it: bfloat16 as float32, and never as a constant of the graph.
-
-    Horovod does not register its operations as stateful. If the input of one is a constant of the trace,
-    TensorFlow runs the operation once, before the graph, and keeps the result: other ranks, which have not
-    traced anew, do not take part, and later steps get the old average.
-    """
-    sent = tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
-    return operations().hvdc_value(sent)
+    """The tensor in a dtype that Horovod can send; bfloat16 becomes float32."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor

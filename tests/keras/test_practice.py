@@ -68,7 +68,7 @@ def _trace(optimizer: Any, variable: Any, row: int, sparse: bool) -> Callable[[t
 
 @on_ranks(2, launcher="tensorflow")
 def test_dropping_a_batch_that_has_exchanged_nothing() -> None:
-    """The batch before it was used, and stays sent."""
+    """The residuals stay as the batch before left them, whose update was used."""
     for scaled in (True, False):
         inner = SGD(0.1, gradient_accumulation_steps=None if scaled else 2)
         optimizer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
@@ -90,7 +90,7 @@ def test_dropping_a_batch_that_has_exchanged_nothing() -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
-def test_a_rank_that_has_joined_overflows_nobodys_loss() -> None:
+def test_a_joined_rank_leaves_the_loss_scale_as_it_is() -> None:
     scaled = keras.optimizers.LossScaleOptimizer(SGD(0.1))
     model = _model(hvdc.DistributedOptimizer(scaled, hvdc.NoCompression(threshold=1)))
     (batch,) = _batches(1)
@@ -119,7 +119,7 @@ def test_an_optimizer_that_is_distributed_after_a_training() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_batches_behind_the_last_commit_are_forgotten() -> None:
-    """Those that are accumulated, too."""
+    """Gradients that are accumulated count once, too."""
 
     def trained(*, fails: bool) -> np.ndarray:
         model = _model(SGD(0.1, gradient_accumulation_steps=4))

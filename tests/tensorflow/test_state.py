@@ -194,7 +194,7 @@ def _kept(compressor: hvdc.Compressor) -> list[tuple[np.ndarray, int]]:
 
 @on_ranks(2, launcher="tensorflow")
 def test_going_back_to_before_a_layer_was_unfrozen() -> None:
-    """Its residual is of steps that have not been."""
+    """The residual comes from steps that are taken back."""
     compressor = hvdc.OneBit(threshold=1)
     frozen, other = (tf.Variable(tf.zeros(SHAPES[0]), name=name) for name in ("frozen", "other"))
     _steps_of(compressor, [other])(0)
