@@ -38,7 +38,7 @@ def what_it_cannot_carry(frontend: Frontend, exchange: str) -> None:
         for row, options, name in wrong:
             reason = reasons[exchange]
             message = f"{frontend.called(SHAPES)[name]}: {reason}"
-            with pytest.raises(frontend.refusal, match=message):
+            with pytest.raises(ValueError, match=message):
                 Beside(frontend, exchange, row, **options).step(0)
     if exchange == "low_rank":
         with pytest.raises(ValueError, match=r"expected 'low_rank' for .*, got 'two_shot': write"):

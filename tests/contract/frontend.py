@@ -95,7 +95,6 @@ class Frontend(ABC):
         lacks: the exchanges that it does not have.
         alone: names of properties after which the ranks are of no more use.
         errors: the errors that every rank raises where the ranks disagree.
-        refusal: the error that it raises where an exchange cannot carry a gradient.
         leavers: ranks that join early, one after the other in the same job.
         single: whether a single rank exchanges with itself.
         meets: whether ranks wait for each other where they make a hierarchical job.
@@ -125,7 +124,6 @@ class Frontend(ABC):
     lacks: ClassVar[frozenset[str]] = frozenset()
     alone: ClassVar[frozenset[str]] = frozenset()
     errors: ClassVar[type[Exception]]
-    refusal: ClassVar[type[Exception]] = ValueError
     leavers: ClassVar[Sequence[int]] = (1, 0)
     single: ClassVar[bool] = True
     meets: ClassVar[bool] = False

@@ -106,7 +106,6 @@ class HorovodTensorFlow(Frontend):
     launcher, launcher_of_hosts = "tensorflow", "tensorflow on two hosts"
     environment = OF_HOROVOD
     errors = tf.errors.OpError
-    refusal = Exception  # AutoGraph raises one of its own.
     single = False  # Horovod's tape leaves it alone, elastic or not.
     meets = True  # A rank that makes another one is in tests/tensorflow/test_hierarchical.py.
     exact = False
@@ -134,6 +133,7 @@ class HorovodTensorFlow(Frontend):
     def forms(self) -> Sequence[Form]:
         return (
             Form({"graph": False}),
+            Form({"autograph": True}),
             Form({"op": hvd.Sum}, sums=True),
             Form({"gradient_predivide_factor": 2.0}),
             Form({"groups": 2}),
@@ -149,6 +149,8 @@ class HorovodTensorFlow(Frontend):
         **options: Any,
     ) -> Job:
         graph = options.pop("graph", True)
+        # AutoGraph first rewrites Horovod's functions, which takes each process seconds.
+        autograph = options.pop("autograph", False)
         route = Route(codec, feedback, inner=options.pop("inner", None))
         known = {"op", "groups", "gradient_predivide_factor"} & options.keys()
         for_tape = {name: options.pop(name) for name in known}
@@ -157,7 +159,7 @@ class HorovodTensorFlow(Frontend):
         options = {"exchange": exchange, "threshold": 0, **options}
         compressor = hvdc.Compressor(route, **options)
         step = taped(shapes, dtype, compressor, **for_tape)
-        run = tf.function(step) if graph else step
+        run = tf.function(step, autograph=autograph) if graph else step
         return TensorFlowJob(list(shapes), dtype, compressor, run)
 
     def rounded(self, array: np.ndarray, dtype: str) -> np.ndarray:

@@ -18,14 +18,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def library() -> Path:
-    """Compiled for the oldest and the newest architecture of the list; a release has them all.
+    """Compiled for the oldest architecture of the list, and for those to come; a release has them all.
 
-    In a folder that later runs find again: they compile what has changed.
+    The sources ask for no architecture, so that others only take longer. In a folder that later runs
+    find again: they compile what has changed.
     """
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc of CUDA 12 or 13")
     folder = ROOT / "build" / "nvcc"
-    options = ["-DHVDC_CUDA=ON", "-DHVDC_WERROR=ON", "-DHVDC_CUDA_ARCHITECTURES=75;90"]
+    options = ["-DHVDC_CUDA=ON", "-DHVDC_WERROR=ON", "-DHVDC_CUDA_ARCHITECTURES=75"]
     _run("cmake", "-S", str(ROOT), "-B", str(folder), *options)
     _run("cmake", "--build", str(folder), "--target", "hvdc_cuda", "--parallel", "2")
     return folder / "libhvdc_cuda.so"

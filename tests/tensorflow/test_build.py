@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 def _build(cache: Path, **variables: str) -> subprocess.Popen[str]:
     kept = {k: v for k, v in os.environ.items() if k != "CXX"}
     return subprocess.Popen(
-        [sys.executable, "-m", "hvd_compress.tensorflow.build"],
+        jobs.forked("tensorflow", "hvd_compress.tensorflow.build"),
         cwd=ROOT,
         env={**kept, "HVD_COMPRESS_CACHE": str(cache), **variables},
         stdout=subprocess.PIPE,
