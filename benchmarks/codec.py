@@ -25,7 +25,7 @@ from hvd_compress.kernels.interface import Kernels
 
 SCHEMA = "hvd_compress/codec/1"
 QUICK_ELEMENTS = 1 << 16
-_MEASURED = {"encode": 4, "encode_with_feedback": 12, "decode": 4, "decode_and_add": 8}
+_MEASURED = {"encode": 4, "encode_with_feedback": 12, "decode": 4}
 """The measured operations, and the bytes of gradient, residual and output that each moves per element;
 residuals in bfloat16 make it 4 less."""
 

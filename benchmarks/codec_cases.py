@@ -116,11 +116,8 @@ class CodecCase:
 
     def decode(self) -> None:
         """Decodes, and overwrites the output."""
-        self._decode(accumulate=False)
-
-    def decode_and_add(self) -> None:
-        """Decodes, and adds to the output, as for the payload of one more rank."""
-        self._decode(accumulate=True)
+        out = self._buffers.out
+        self._kernels.decode_sum(self._codec, self.shape, self._payload, out, step=0)
 
     def _encode(self, feedback: ErrorFeedback, residual: Any | None, payload: np.ndarray) -> None:
         self._kernels.encode(
@@ -131,16 +128,6 @@ class CodecCase:
             feedback=feedback,
             residual=residual,
             noise=NoiseKey(),
-        )
-
-    def _decode(self, *, accumulate: bool) -> None:
-        self._kernels.decode_sum(
-            self._codec,
-            self.shape,
-            self._payload,
-            self._buffers.out,
-            step=0,
-            accumulate=accumulate,
         )
 
 

@@ -23,13 +23,13 @@ from hvd_compress.kernels.torch_device import TorchDevice
 
 SCHEMA = "hvd_compress/codec-cuda/2"
 MEASURED = (
-    *("encode", "encode_with_feedback", "decode", "decode_and_add"),
+    *("encode", "encode_with_feedback", "decode"),
     *("decode_8", "decode_64", "encode_bf16", "encode_at_8_bytes"),
 )
 """The measured operations. ``decode_8`` adds up eight payloads. ``encode_bf16`` encodes bfloat16 gradients,
 ``encode_at_8_bytes`` a gradient that begins at 8 modulo 16 bytes, as views in a bucket of DDP may."""
 
-TITLES = ("encode", "with feedback", "decode", "and add", "of 8", "of 64", "bf16", "at 8 bytes")
+TITLES = ("encode", "with feedback", "decode", "of 8", "of 64", "bf16", "at 8 bytes")
 SMALL_ELEMENTS = 1 << 20
 DEVICE = "cuda"
 _CALLS = 20
@@ -83,9 +83,8 @@ class CodecCase:
                 noise=NoiseKey(),
             )
 
-        def decode(count: int, accumulate: bool = False) -> None:
-            rows = payloads[:count]
-            kernels.decode_sum(codec, shape, rows, buffers.out, step=0, accumulate=accumulate)
+        def decode(count: int) -> None:
+            kernels.decode_sum(codec, shape, payloads[:count], buffers.out, step=0)
 
         encode(buffers.x)
         payloads[1:] = payloads[0]
@@ -95,7 +94,6 @@ class CodecCase:
             "encode": 4 * self.passes * elements + size,
             "encode_with_feedback": (4 * self.passes + width * (self.passes + 1)) * elements + size,
             "decode": 4 * elements + size,
-            "decode_and_add": 8 * elements + size,
             "decode_8": 4 * elements + 8 * size,
             "decode_64": 4 * elements + 64 * size,
             "encode_bf16": 2 * self.passes * elements + size,
@@ -106,7 +104,6 @@ class CodecCase:
             "encode": lambda: encode(buffers.x),
             "encode_with_feedback": lambda: encode(buffers.x, feedback, buffers.residual),
             "decode": lambda: decode(1),
-            "decode_and_add": lambda: decode(1, accumulate=True),
             "decode_8": lambda: decode(8),
             "decode_64": lambda: decode(64),
             "encode_bf16": lambda: encode(buffers.x_bf16),
@@ -224,8 +221,6 @@ def measure(case: Any, buffers: Buffers, repeats: int) -> dict[str, Any]:
             row[name] = None
             continue
         buffers.residual.zero_()
-        if name == "decode_and_add":
-            buffers.out.zero_()
         work = graph_of(case.work[name])
         times, copies = [], [seconds(copy)]
         for _ in range(repeats):

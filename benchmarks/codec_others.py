@@ -62,15 +62,9 @@ class PiQuantCase:
 
     def decode(self) -> None:
         """Decodes, and overwrites the output."""
-        self._decode(self._piquant.ReduceOp.SET)
-
-    def decode_and_add(self) -> None:
-        """Decodes, and adds to the output."""
-        self._decode(self._piquant.ReduceOp.ADD)
-
-    def _decode(self, reduction: Any) -> None:
         count, codes, out = self._x.numel(), self._codes.data_ptr(), self._out.data_ptr()
         uint8, f32 = self._piquant.DataType.UINT8, self._piquant.DataType.F32
+        reduction = self._piquant.ReduceOp.SET
         self._context.dequantize_ptr(codes, uint8, out, f32, count, *self._scale, reduction)
 
 

@@ -16,7 +16,7 @@ from benchmarks.papers.native import Native
 from benchmarks.tables import Table
 from hvd_compress.codecs import ECQ, NoiseKey
 
-_MEASURED = ("encode", "encode_with_feedback", "decode", "decode_and_add")
+_MEASURED = ("encode", "encode_with_feedback", "decode")
 _AIMS = {
     1.5: ("onebit 1024", "onebit 2048", "int8 linear 2048"),
     2.0: ("int8 dynamic 2048", "int8 static", "int8 mantissa", "ternary 2048", "ecq linf 2048"),
@@ -51,7 +51,7 @@ def two_cores() -> Table:
             )
         )
     header = ("codec", "bits an element", "encode", "encode with feedback", "aim", "ns")
-    return Table((*header, "of a triad", "decode", "decode and add", "Xeon, before"), lines)
+    return Table((*header, "of a triad", "decode", "Xeon, before"), lines)
 
 
 def entropy() -> Table:

@@ -128,7 +128,6 @@ class Executors:
         *,
         step: int,
         scale: float = 1.0,
-        accumulate: bool = False,
     ) -> None:
         """Decodes and adds payloads with the kernels of the device of ``out``; arguments as in Kernels.
 
@@ -142,9 +141,7 @@ class Executors:
         written = out
         if copied:
             kernels, payloads, written = self._cpu, payloads.cpu(), out.cpu()
-        kernels.decode_sum(
-            codec, shape, payloads, written, step=step, scale=scale, accumulate=accumulate
-        )
+        kernels.decode_sum(codec, shape, payloads, written, step=step, scale=scale)
         if copied:
             out.copy_(written)
 

@@ -20,7 +20,15 @@ from hvd_compress.kernels.cpu_arrays import (
 )
 from hvd_compress.kernels.cpu_library import load, spec_pointer
 from hvd_compress.kernels.interface import Kernels
-from hvd_compress.kernels.native import DTYPES, KernelError, Shape, Tensor, dtype_of, noise_of
+from hvd_compress.kernels.native import (
+    DTYPES,
+    KernelError,
+    Noise,
+    Shape,
+    Tensor,
+    dtype_of,
+    noise_of,
+)
 from hvd_compress.kernels.reference import ReferenceKernels
 
 __all__ = ["CpuKernels", "KernelError"]
@@ -113,7 +121,6 @@ class CpuKernels(Kernels):
         *,
         step: int,
         scale: float = 1.0,
-        accumulate: bool = False,
     ) -> None:
         """Decodes and adds payloads; arguments are those of :meth:`.interface.Kernels.decode_sum`."""
         size = codec.payload_bytes(shape)
@@ -124,31 +131,29 @@ class CpuKernels(Kernels):
         if spec is None:
             total = readable(out)
             self._reference.decode_sum(
-                codec,
-                shape,
-                as_numpy(payloads),
-                total,
-                step=step,
-                scale=scale,
-                accumulate=accumulate,
+                codec, shape, as_numpy(payloads), total, step=step, scale=scale
             )
             if is_bfloat16(out):
                 bits_of(out)[:] = BF16().quantize(total, shape, NoiseKey())[1].view(np.uint16)
             return
         bad = ctypes.c_int32(-1)
         pointer, stride = rows("payloads", payloads)
-        status = self._library.hvdc_decode_sum(
-            spec,
-            step,
+        tensor = Tensor(
+            spec=spec.contents,
+            noise=Noise(step=step),
+            values=pointer_to("out", out, math.prod(shape)),
+            dtype=dtype_of("out", out),
+            payload_bytes=size,
+        )
+        status = self._library.hvdc_decode_batch(
+            ctypes.byref(tensor),
+            1,
             pointer,
-            size,
             stride,
             ranks,
             scale,
-            pointer_to("out", out, math.prod(shape)),
-            dtype_of("out", out),
-            accumulate,
             self.threads,
+            None,
             ctypes.byref(bad),
         )
         payload = payloads[bad.value] if bad.value >= 0 else None

@@ -13,7 +13,6 @@ from hvd_compress.kernels.native import (
     FOLDER,
     I32,
     I64,
-    U64,
     KernelError,
     P,
     Shape,
@@ -22,7 +21,7 @@ from hvd_compress.kernels.native import (
     spec_of,
 )
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 _LIBRARY = FOLDER / "libhvdc_cpu.so"
 
 _SIGNATURES: Signatures = {
@@ -30,10 +29,6 @@ _SIGNATURES: Signatures = {
     "hvdc_isa": (ctypes.c_char_p, []),
     "hvdc_set_isa": (I32, [ctypes.c_char_p]),
     "hvdc_payload_bytes": (I64, [P]),
-    "hvdc_decode_sum": (
-        I32,
-        [P, U64, P, I64, I64, I32, F32, P, I32, I32, I32, P],
-    ),
     "hvdc_level_words": (I64, [P, I32]),
     "hvdc_encode_batch": (I32, [P, I64, P, I32, P]),
     "hvdc_decode_batch": (I32, [P, I64, P, I64, I32, F32, I32, P, P]),

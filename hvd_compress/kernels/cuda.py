@@ -154,7 +154,6 @@ class CudaKernels(Kernels):
         *,
         step: int,
         scale: float = 1.0,
-        accumulate: bool = False,
     ) -> None:
         """Decodes and adds on the device; arguments are those of ``Kernels.decode_sum``.
 
@@ -179,7 +178,6 @@ class CudaKernels(Kernels):
             scale,
             arrays.pointer("out", out, math.prod(shape)),
             dtype_of("out", out),
-            accumulate,
             None,
         )
         tag = self._remember(codec, shape)

@@ -20,7 +20,7 @@ from hvd_compress.kernels.native import (
     open_library,
 )
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 LIBRARY = FOLDER / "libhvdc_cuda.so"
 FAILED, TOO_LARGE, MISALIGNED = 16, 17, 18
 
@@ -97,7 +97,7 @@ SIGNATURES: Signatures = {
     "hvdc_cuda_encode": (I32, [P, P, P, I32, P, P, I64, P]),
     "hvdc_cuda_decode_sum": (
         I32,
-        [P, U64, P, I64, I64, I32, F32, P, I32, I32, P, P, U64, P],
+        [P, U64, P, I64, I64, I32, F32, P, I32, P, P, U64, P],
     ),
     "hvdc_cuda_restore": (I32, [P, I64, P, P]),
     "hvdc_cuda_plan_encode": (I32, [P, I64, I32, P]),

@@ -52,12 +52,11 @@ class Kernels(Protocol):
         *,
         step: int,
         scale: float = 1.0,
-        accumulate: bool = False,
     ) -> None:
-        """Computes ``out = [out +] scale * (decode(payloads[0]) + decode(payloads[1]) + ...)``.
+        """Computes ``out = scale * (decode(payloads[0]) + decode(payloads[1]) + ...)``.
 
-        The payloads are added in float32 and in that order, starting from +0; the sum is scaled, added to
-        ``out`` if ``accumulate``, and rounded to the dtype of ``out``.
+        The payloads are added in float32 and in that order, starting from +0; the sum is scaled and
+        rounded to the dtype of ``out``.
 
         Args:
             codec: the codec that encoded every payload.
@@ -67,7 +66,6 @@ class Kernels(Protocol):
             out: the result, shape=(n,), float32, float16 or bfloat16.
             step: the step that every payload's header must contain.
             scale: the factor of the sum, rounded to float32.
-            accumulate: whether to add the sum to the contents of ``out``.
 
         Raises:
             PayloadError: a payload is not one that this codec writes for this shape and step; ``out`` is

@@ -51,7 +51,6 @@ class ReferenceKernels(Kernels):
         *,
         step: int,
         scale: float = 1.0,
-        accumulate: bool = False,
     ) -> None:
         """Decodes and adds payloads; arguments are those of :meth:`.interface.Kernels.decode_sum`."""
         total = np.zeros(math.prod(shape), np.float32)
@@ -59,10 +58,7 @@ class ReferenceKernels(Kernels):
             for payload in payloads:
                 _, scales, codes = open_payload(codec, shape, step, payload)
                 total += dequantize(codec, shape, scales, codes)
-            total *= np.float32(scale)
-            if accumulate:
-                total = out.astype(np.float32) + total
-            out[:] = total
+            out[:] = total * np.float32(scale)
 
 
 def compensated(

@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
-from hvd_compress.codecs.payload import checksum, open_payload, read_header
-from hvd_compress.kernels.native import F32, I32, I64, U64, P, Spec, Tensor
+from hvd_compress.codecs.payload import FLAG_NONFINITE, checksum, open_payload, read_header
+from hvd_compress.kernels.native import F32, I32, I64, P, Spec, Tensor
 from hvd_compress.kernels.reference import ReferenceKernels
 
 _OK, _BAD_SPEC, _BAD_HEADER, _BAD_CHECKSUM = 0, 1, 3, 4  # hvdc_status.
@@ -114,34 +114,32 @@ def _encode(tensor: Tensor, payload: int) -> None:
         _array(tensor.next_residual, elements, dtype)[:] = residual.astype(dtype)
 
 
-def _decode_sum(
-    spec: Any,
-    step: int,
-    payloads: int,
-    size: int,
-    stride: int,
+def _decode_batch(
+    tensors: Any,
     count: int,
+    message: int,
+    stride: int,
+    ranks: int,
     scale: float,
-    out: int,
-    dtype: int,
-    accumulate: int,
     threads: int,
     bad: Any,
+    bad_rank: Any,
 ) -> int:
     try:
-        codec, shape = _codec_and_shape(spec[0])
-        each = [_array(payloads + i * stride, size, np.uint8) for i in range(count)]
-        for rank, payload in enumerate(each):
-            try:
-                open_payload(codec, shape, step, payload)
-            except PayloadError:
-                bad[0] = rank
-                return _what_is_wrong(payload)
-        total = _array(out, math.prod(shape), _DTYPES[dtype])
-        rows = np.stack(each) if each else np.zeros((0, size), np.uint8)
-        _KERNELS.decode_sum(
-            codec, shape, rows, total, step=step, scale=scale, accumulate=bool(accumulate)
-        )
+        for tensor in tensors[:count]:
+            size, first = tensor.payload_bytes, message + tensor.offset
+            codec, shape = _codec_and_shape(tensor.spec)
+            rows = np.zeros((ranks, size), np.uint8)
+            for rank, payload in enumerate(rows):
+                payload[:] = _array(first + rank * stride, size, np.uint8)
+                try:
+                    open_payload(codec, shape, tensor.noise.step, payload)
+                except PayloadError:
+                    bad_rank[0] = rank
+                    return _what_is_wrong(payload)
+                tensor.flags |= read_header(payload).flags & FLAG_NONFINITE
+            values = _array(tensor.values, math.prod(shape), _DTYPES[tensor.dtype])
+            _KERNELS.decode_sum(codec, shape, rows, values, step=tensor.noise.step, scale=scale)
         return _OK
     except Exception:
         _report()
@@ -163,8 +161,8 @@ def _report() -> None:
 _SPEC = ctypes.POINTER(Spec)
 _PayloadBytes = ctypes.CFUNCTYPE(I64, _SPEC)
 _EncodeBatch = ctypes.CFUNCTYPE(I32, ctypes.POINTER(Tensor), I64, P, I32, P)
-_DecodeSum = ctypes.CFUNCTYPE(
-    I32, *(_SPEC, U64, P, I64, I64, I32, F32, P, I32, I32, I32), ctypes.POINTER(I32)
+_DecodeBatch = ctypes.CFUNCTYPE(
+    I32, ctypes.POINTER(Tensor), I64, P, I64, I32, F32, I32, P, ctypes.POINTER(I32)
 )
 
 
@@ -174,11 +172,11 @@ class _Functions(ctypes.Structure):
     _fields_ = [
         ("payload_bytes", _PayloadBytes),
         ("encode_batch", _EncodeBatch),
-        ("decode_sum", _DecodeSum),
+        ("decode_batch", _DecodeBatch),
     ]
 
 
 _FUNCTIONS = _Functions(
-    _PayloadBytes(_payload_bytes), _EncodeBatch(_encode_batch), _DecodeSum(_decode_sum)
+    _PayloadBytes(_payload_bytes), _EncodeBatch(_encode_batch), _DecodeBatch(_decode_batch)
 )
 """Kept, since the operations call them as long as the process lives."""

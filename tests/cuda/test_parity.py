@@ -165,7 +165,6 @@ def test_groups_of_all_sizes(kernels: Checked, row: Row) -> None:
             gradient,
             step=1,
             scale=0.5,
-            accumulate=False,
             device=kernels.device,
         )
 
@@ -232,7 +231,6 @@ def test_numbers_that_are_not_finite(kernels: Checked, row: Row, bad: float) -> 
                 gradient,
                 step=0,
                 scale=1.0,
-                accumulate=False,
                 device=kernels.device,
             )
 
@@ -251,7 +249,7 @@ def test_decode_sum(kernels: Checked, row: Row, dtype: str) -> None:
         before = as_dtype(normal(shape, seed=7), dtype)
         for payloads in (sent[:0], sent[:1], sent):
             stacked = np.array(payloads, np.uint8).reshape(len(payloads), sent[0].size)
-            for scale, accumulate in ((1 / 3, False), (-0.7, True)):
+            for scale in (1 / 3, -0.7):
                 check_decode(
                     kernels,
                     row,
@@ -260,7 +258,6 @@ def test_decode_sum(kernels: Checked, row: Row, dtype: str) -> None:
                     before,
                     step=0,
                     scale=scale,
-                    accumulate=accumulate,
                     device=kernels.device,
                 )
 
@@ -283,7 +280,6 @@ def test_decode_payloads_that_are_read_together(kernels: Checked, row: Row) -> N
             as_dtype(normal(shape, seed=7), "float32"),
             step=0,
             scale=0.5,
-            accumulate=False,
             offset=offset,
             device=kernels.device,
         )
@@ -302,7 +298,6 @@ def test_decode_in_many_blocks_and_where_arrays_are_not_aligned(kernels: Checked
                 as_dtype(normal(shape, seed=7), dtype),
                 step=1,
                 scale=0.5,
-                accumulate=True,
                 offset=offset,
                 device=kernels.device,
             )
@@ -339,7 +334,6 @@ def test_anything(kernels: Checked, data: st.DataObject) -> None:
         gradient,
         step=noise.step,
         scale=data.draw(floats()),
-        accumulate=data.draw(st.booleans()),
         device=kernels.device,
     )
 
@@ -362,7 +356,6 @@ def test_the_order_in_which_threads_and_blocks_run_does_not_matter(
             torch.from_numpy(normal(LARGE[1])),
             step=1,
             scale=0.5,
-            accumulate=False,
         )
     finally:
         configure(1, 0)

@@ -45,7 +45,6 @@ def test_sums_of_many_payloads(kernels: Checked, codec: TopK, ranks: int) -> Non
         torch.zeros(shape),
         step=0,
         scale=0.25,
-        accumulate=False,
         device=kernels.device,
     )
 

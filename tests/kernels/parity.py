@@ -109,18 +109,15 @@ def decoded(
     before: torch.Tensor,
     step: int,
     scale: float,
-    accumulate: bool,
 ) -> np.ndarray:
     """Returns the reference's result as :func:`bits`; kernels, threads and places in memory share it."""
     memory = before.reshape(-1).view(torch.uint8).numpy().tobytes() if before.numel() else b""
     digest = blake2b(payloads.tobytes() + memory).digest()
     # As text: 0.0 and -0.0 are equal, and do not give the same sums.
-    key = (row, shape, payloads.shape, before.dtype, digest, step, repr(scale), accumulate)
+    key = (row, shape, payloads.shape, before.dtype, digest, step, repr(scale))
     if key not in _decoded:
         total = widened(before).copy()
-        REFERENCE.decode_sum(
-            row.codec, shape, payloads, total, step=step, scale=scale, accumulate=accumulate
-        )
+        REFERENCE.decode_sum(row.codec, shape, payloads, total, step=step, scale=scale)
         _decoded[key] = bits(torch.from_numpy(total).to(before.dtype))
     return _decoded[key]
 
@@ -172,15 +169,14 @@ def check_decode(
     *,
     step: int,
     scale: float,
-    accumulate: bool,
     offset: int = 0,
     payload_offset: int = 0,
     device: str = "cpu",
 ) -> None:
     """Decodes, between guards, and compares with the reference."""
     dtype = before.dtype
-    case = f"{row}, {shape}, {dtype}, {len(payloads)} x {scale}, {accumulate=}, {kernels.name}"
-    want = decoded(row, shape, payloads, before, step, scale, accumulate)
+    case = f"{row}, {shape}, {dtype}, {len(payloads)} x {scale}, {kernels.name}"
+    want = decoded(row, shape, payloads, before, step, scale)
     out = Guarded(before, offset, device)
     sent = Guarded(torch.from_numpy(payloads.reshape(-1)), payload_offset, device)
     kernels.decode_sum(
@@ -190,7 +186,6 @@ def check_decode(
         out.array,
         step=step,
         scale=scale,
-        accumulate=accumulate,
     )
     assert_same(bits(out.array), want, case)
     assert out.intact() and sent.intact(), f"out of bounds: {case}"
@@ -213,7 +208,6 @@ def check_tables(kernels: Kernels, kind: Kind, *, device: str = "cpu") -> None:
         torch.zeros(256),
         step=0,
         scale=1.0,
-        accumulate=False,
         device=device,
     )
     values = np.unique(magnitudes(kind)[np.isfinite(magnitudes(kind))]).astype(np.float64)
@@ -257,7 +251,6 @@ def check_largest_floats(kernels: Kernels, *, device: str = "cpu") -> None:
             before,
             step=0,
             scale=1.0,
-            accumulate=False,
             device=device,
         )
 

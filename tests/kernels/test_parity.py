@@ -158,7 +158,6 @@ def test_encode_numbers_that_are_not_finite(row: Row, isa: str, bad: float) -> N
                     torch.zeros(count),
                     step=0,
                     scale=1.0,
-                    accumulate=False,
                 )
 
 
@@ -175,7 +174,7 @@ def test_decode_sum(row: Row, isa: str, dtype: str) -> None:
         before = as_dtype(normal(shape, seed=7), dtype)
         for payloads in (sent[:0], sent[:1], sent):
             stacked = np.array(payloads, np.uint8).reshape(len(payloads), sent[0].size)
-            for scale, accumulate, threads in ((1.0, False, 1), (1 / 3, False, 4), (-0.7, True, 1)):
+            for scale, threads in ((1.0, 1), (1 / 3, 4), (-0.7, 1)):
                 check_decode(
                     row,
                     shape,
@@ -183,7 +182,6 @@ def test_decode_sum(row: Row, isa: str, dtype: str) -> None:
                     before,
                     step=0,
                     scale=scale,
-                    accumulate=accumulate,
                     threads=threads,
                 )
 
@@ -201,7 +199,6 @@ def test_decode_with_any_number_of_threads(row: Row, isa: str) -> None:
                 before,
                 step=1,
                 scale=0.5,
-                accumulate=True,
                 threads=threads,
             )
 
@@ -219,7 +216,6 @@ def test_decode_where_arrays_are_not_aligned(row: Row, isa: str) -> None:
             before,
             step=1,
             scale=1 / 3,
-            accumulate=True,
             offset=offset,
         )
 
@@ -236,7 +232,6 @@ def test_decode_of_special_values(row: Row, isa: str) -> None:
                 as_dtype(normal(SPECIAL), dtype),
                 step=0,
                 scale=0.75,
-                accumulate=dtype == "float32",
             )
 
 
@@ -266,7 +261,6 @@ def test_anything(isa: str, data: st.DataObject) -> None:
         gradient,
         step=noise.step,
         scale=data.draw(floats()),
-        accumulate=data.draw(st.booleans()),
         threads=threads,
     )
 
@@ -292,7 +286,7 @@ def test_the_callers_floating_point_mode_does_not_matter(row: Row, isa: str) -> 
     for name in ("subnormals", "smallest subnormals", "around the smallest normal"):
         want, gradient, residual = special(row, name)
         total = widened(gradient).copy()
-        arguments = {"step": 0, "scale": 0.75, "accumulate": True}
+        arguments = {"step": 0, "scale": 0.75}
         REFERENCE.decode_sum(row.codec, shape, want.payload[None], total, **arguments)
         g, h = gradient.clone(), torch.from_numpy(residual.copy())
         out, payload = gradient.clone(), torch.zeros(want.payload.size, dtype=torch.uint8)

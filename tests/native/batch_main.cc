@@ -89,8 +89,8 @@ void CheckPayloads(Random* random) {
     const hvdc_tensor& tensor = batch.tensors[i];
     Bytes out(outs[i].size());
     DEMAND(hvdc_decode_sum(&tensor.spec, cases::kStep, both.data() + tensor.offset,
-                           tensor.payload_bytes, batch.bytes, 2, 0.5f, out.data(), tensor.dtype, 0,
-                           1, &rank) == HVDC_OK);
+                           tensor.payload_bytes, batch.bytes, 2, 0.5f, out.data(), tensor.dtype, 1,
+                           &rank) == HVDC_OK);
     DEMAND(out == outs[i]);
   }
   if (!batch.Count()) return;

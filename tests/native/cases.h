@@ -21,7 +21,7 @@ struct Case {
   int dtype;
   int threads;
   int count;  // payloads
-  bool accumulate;
+  bool feedback;
   const char* isa;
 };
 
@@ -58,7 +58,7 @@ inline Case MakeCase(const uint8_t* bytes) {
     spec.columns = 1;
   }
   all.dtype = bytes[11] % 3;
-  all.accumulate = bytes[11] & 4;
+  all.feedback = bytes[11] & 4;
   all.threads = 1 + bytes[12] % 4;
   all.count = 1 + bytes[12] / 4 % 3;
   all.mode = bytes[13];

@@ -160,9 +160,9 @@ void CheckOne(Random* random) {
   hvdc_cuda_error error = {};
   int32_t bad;
   DEMAND(hvdc_decode_sum(&spec, cases::kStep, p0.data, size, size, test.count, 0.3f, o0.data,
-                         test.dtype, test.accumulate, 1, &bad) == HVDC_OK);
+                         test.dtype, 1, &bad) == HVDC_OK);
   DEMAND(hvdc_cuda_decode_sum(&spec, cases::kStep, p1.data, size, size, test.count, 0.3f, o1.data,
-                              test.dtype, test.accumulate, nullptr, &error, 9, &queue) == HVDC_OK);
+                              test.dtype, nullptr, &error, 9, &queue) == HVDC_OK);
   DEMAND(error.status == HVDC_OK);
   DEMAND(SameNumbers(o0, o1, test.dtype));
 
@@ -182,13 +182,13 @@ void CheckOne(Random* random) {
   const uint64_t length = static_cast<uint64_t>(cases::PayloadLength(spec, payload, size));
   payload[(*random)() % length] ^= static_cast<uint8_t>(1 << (*random)() % 8);
   DEMAND(hvdc_cuda_decode_sum(&spec, cases::kStep, p1.data, size, size, test.count, 0.3f, o1.data,
-                              test.dtype, test.accumulate, nullptr, &error, 11, &queue) == HVDC_OK);
+                              test.dtype, nullptr, &error, 11, &queue) == HVDC_OK);
   DEMAND(error.status != HVDC_OK && error.payload == altered && error.tag == 11);
   error.status = HVDC_OK;
   // Any bytes at all may be refused, but not followed.
   for (int64_t i = 32; i < p1.size; ++i) p1.data[i] = static_cast<uint8_t>((*random)());
   DEMAND(hvdc_cuda_decode_sum(&spec, cases::kStep, p1.data, size, size, test.count, 0.3f, o1.data,
-                              test.dtype, test.accumulate, nullptr, &error, 12, &queue) == HVDC_OK);
+                              test.dtype, nullptr, &error, 12, &queue) == HVDC_OK);
   error.status = HVDC_OK;
 }
 

@@ -47,8 +47,7 @@ void CheckOne(Random* random) {
   Bytes out(input.gradient.size());
   int32_t bad;
   DEMAND(hvdc_decode_sum(&input.test.spec, cases::kStep, alone.payload.data(), size, size, 1, 1.0f,
-                         out.data(), input.test.dtype, input.test.accumulate, input.test.threads,
-                         &bad) == HVDC_OK);
+                         out.data(), input.test.dtype, input.test.threads, &bad) == HVDC_OK);
 }
 
 // Levels in lanes, in vectors of exact size: any norms, and any words for the decoder.

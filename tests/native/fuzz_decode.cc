@@ -73,7 +73,7 @@ void DecodeBatch(const Case& test, const uint8_t* data, size_t size, int64_t byt
   const auto out = Fill(data, size, out_bytes);
   for (int i = 0; i < 2; ++i) {
     DEMAND(hvdc_decode_sum(&test.spec, cases::kStep, messages.get() + i * bytes, bytes, stride,
-                           test.count, 0.5f, out.get(), test.dtype, 0, 1, &rank) == HVDC_OK);
+                           test.count, 0.5f, out.get(), test.dtype, 1, &rank) == HVDC_OK);
     DEMAND(!memcmp(out.get(), outs[i].get(), static_cast<size_t>(out_bytes)));
   }
 }
@@ -94,9 +94,8 @@ void DecodeOnce(const Case& test, const uint8_t* data, size_t size) {
   const int64_t width = test.dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2;
   const auto out = Fill(data, size, elements * width);
   int32_t bad = -2;
-  const int status =
-      hvdc_decode_sum(&test.spec, cases::kStep, payloads.get(), bytes, bytes, count, 0.5f,
-                      out.get(), test.dtype, test.accumulate, test.threads, &bad);
+  const int status = hvdc_decode_sum(&test.spec, cases::kStep, payloads.get(), bytes, bytes, count,
+                                     0.5f, out.get(), test.dtype, test.threads, &bad);
   DEMAND(bad >= -1 && bad < count);
   if (mode == kRaw && bytes != right) DEMAND(status == HVDC_BAD_SIZE);
   if (mode == kHeader) DEMAND(status == HVDC_OK || (test.spec.coding && status == HVDC_BAD_CODES));
@@ -116,7 +115,7 @@ void EncodeOnce(const Case& test, const uint8_t* data, size_t size) {
     residuals[i] = Fill(data, size, elements * 4);
     const hvdc_feedback feedback = {0.5f, 1.0f, residuals[i].get(), HVDC_DTYPE_FLOAT32, 0};
     DEMAND(hvdc_encode(&test.spec, &noise, gradient.get(), test.dtype,
-                       test.accumulate ? &feedback : nullptr, payloads[i].get(), bytes,
+                       test.feedback ? &feedback : nullptr, payloads[i].get(), bytes,
                        i ? test.threads : 1) == HVDC_OK);
   }
   const int64_t length = cases::PayloadLength(test.spec, payloads[0].get(), bytes);
@@ -129,7 +128,7 @@ void EncodeOnce(const Case& test, const uint8_t* data, size_t size) {
     outs[i] = Fill(data, size, elements * width);
     int32_t bad;
     DEMAND(hvdc_decode_sum(&test.spec, cases::kStep, payloads[i].get(), bytes, bytes, 1, 0.5f,
-                           outs[i].get(), test.dtype, 0, test.threads, &bad) == HVDC_OK);
+                           outs[i].get(), test.dtype, test.threads, &bad) == HVDC_OK);
   }
   DEMAND(!memcmp(outs[0].get(), outs[1].get(), static_cast<size_t>(elements * width)));
 }
@@ -145,7 +144,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (size >= 2 * cases::kSpecBytes) memcpy(&test.spec, data + 16, 16);
     if (hvdc_payload_bytes(&test.spec) < 0) {
       int32_t bad;
-      DEMAND(hvdc_decode_sum(&test.spec, 0, nullptr, 0, 0, 0, 1.0f, nullptr, 0, 0, 1, &bad) ==
+      DEMAND(hvdc_decode_sum(&test.spec, 0, nullptr, 0, 0, 0, 1.0f, nullptr, 0, 1, &bad) ==
              HVDC_BAD_SPEC);
       return 0;
     }

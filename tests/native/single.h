@@ -1,4 +1,4 @@
-// One tensor, encoded as a batch of one.
+// One tensor, as a batch of one.
 #ifndef HVDC_TESTS_NATIVE_SINGLE_H_
 #define HVDC_TESTS_NATIVE_SINGLE_H_
 
@@ -21,6 +21,18 @@ inline int hvdc_encode(const hvdc_spec* spec, const hvdc_noise* noise, const voi
     tensor.beta = feedback->beta;
   }
   return hvdc_encode_batch(&tensor, 1, payload, threads, nullptr);
+}
+
+inline int hvdc_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
+                           int64_t payload_bytes, int64_t stride, int32_t count, float scale,
+                           void* out, int dtype, int threads, int32_t* bad) {
+  hvdc_tensor tensor = {};
+  tensor.spec = *spec;
+  tensor.noise.step = step;
+  tensor.values = out;
+  tensor.dtype = dtype;
+  tensor.payload_bytes = payload_bytes;
+  return hvdc_decode_batch(&tensor, 1, payloads, stride, count, scale, threads, nullptr, bad);
 }
 
 #endif  // HVDC_TESTS_NATIVE_SINGLE_H_

@@ -97,8 +97,11 @@ def test_its_errors_reach_the_operations() -> None:
         out, bad = np.zeros(35, np.float32), reference.I32(-1)
 
         def decode(step: int = 0) -> int:
-            at = message.ctypes.data, size, size, 2, 0.5, out.ctypes.data
-            return functions.decode_sum(spec, step, *at, 0, 0, 1, bad)
+            tensor = Tensor(spec=spec, values=out.ctypes.data, payload_bytes=size)
+            tensor.noise.step = step
+            return functions.decode_batch(
+                tensor, 1, message.ctypes.data, size, 2, 0.5, 1, None, bad
+            )
 
         assert decode() == 0 and np.corrcoef(out, values)[0, 1] > 0.8
         assert decode(step=1) == reference._BAD_HEADER and bad.value == 0

@@ -90,7 +90,6 @@ struct ChunkDecoder {
   };
 
   // One payload whose numbers go straight to the output.
-  template <bool kAccumulate>
   static void Direct(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch) {
     C coder(CoderSetup{job.spec, job.tables});
     Codes codes(job, scratch, 0, first, last, &coder);
@@ -100,7 +99,7 @@ struct ChunkDecoder {
       const int64_t count = BlockElements(job.layout, block), whole = count / kTile * kTile;
       const uint8_t* const bytes = codes.Next(block, count);
       float* const out = static_cast<float*>(job.out) + start;
-      Blocks::Dequantize(coder, bytes, 0, whole, FinishSink<V, kAccumulate>{out, scale});
+      Blocks::Dequantize(coder, bytes, 0, whole, FinishSink<V>{out, scale});
       if (whole == count) continue;
       memset(scratch.x + whole, 0, kTile * sizeof(float));
       Blocks::Dequantize(coder, bytes, whole, count, AddSink<V>{scratch.x});
@@ -112,8 +111,7 @@ struct ChunkDecoder {
   // each has its own table.
   static void Sum(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch) {
     if (job.count == 1 && job.dtype == HVDC_DTYPE_FLOAT32 && !IsRotated(*job.spec)) {
-      return job.accumulate ? Direct<true>(job, first, last, scratch)
-                            : Direct<false>(job, first, last, scratch);
+      return Direct(job, first, last, scratch);
     }
     const int64_t elements = RangeElements(job.layout, first, last);
     memset(scratch.x, 0, static_cast<size_t>(elements + kTile) * sizeof(float));

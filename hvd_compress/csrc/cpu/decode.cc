@@ -132,16 +132,6 @@ int Run(const DecodeJob* jobs, int64_t tensors, int threads, Culprit* culprit) {
   return EachPayload(jobs, tensors, culprit, decoded) ? HVDC_OK : HVDC_BAD_CODES;
 }
 
-// One tensor, by the functions that take one.
-int RunOne(const DecodeJob& job, int64_t payload_bytes, int threads, int32_t* bad) {
-  if (payload_bytes != job.layout.payload_bytes || !ValidStride(job)) return HVDC_BAD_SIZE;
-  if (job.count && !job.payloads) return HVDC_BAD_SPEC;
-  Culprit culprit;
-  const int status = Run(&job, 1, threads, &culprit);
-  *bad = culprit.rank;
-  return status;
-}
-
 }  // namespace
 }  // namespace hvdc
 
@@ -180,20 +170,4 @@ extern "C" int hvdc_decode_batch(hvdc_tensor* tensors, int64_t count, const void
     tensors[i].flags = flags & kFlagNonfinite;
   }
   return HVDC_OK;
-}
-
-extern "C" int hvdc_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
-                               int64_t payload_bytes, int64_t stride, int32_t count, float scale,
-                               void* out, int dtype, int accumulate, int threads, int32_t* bad) {
-  using namespace hvdc;
-  int32_t ignored;
-  if (!bad) bad = &ignored;
-  *bad = -1;
-  if (!spec || !base::ValidSpec(*spec) || !ValidDtype(dtype) || count < 0) return HVDC_BAD_SPEC;
-  DecodeJob job = MakeDecodeJob(*spec, step, payloads, stride, count);
-  job.scale = scale;
-  job.out = out;
-  job.dtype = dtype;
-  job.accumulate = accumulate != 0;
-  return RunOne(job, payload_bytes, threads, bad);
 }

@@ -35,19 +35,17 @@ struct StoreSink {
 };
 
 // A sum of one is finished at once; +0 comes first in every sum and makes -0 a +0.
-template <class V, bool kAccumulate>
+template <class V>
 struct FinishSink {
   HVDC_HD void Put(int64_t i, typename V::F decoded) const {
     ExpectStores(to + i);
-    typename V::F total = V::Mul(V::Add(V::Set(0.0f), decoded), scale);
-    if constexpr (kAccumulate) total = V::Add(V::Load(to + i), total);
-    V::Store(to + i, total);
+    V::Store(to + i, V::Mul(V::Add(V::Set(0.0f), decoded), scale));
   }
   float* to;
   typename V::F scale;
 };
 
-template <class V, int kDtype, bool kAccumulate>
+template <class V, int kDtype>
 inline void FinishSums(const float* sums, int64_t count, float scale, void* out, int64_t start) {
   using E = Elements<V, kDtype>;
   using T = typename E::T;
@@ -55,15 +53,12 @@ inline void FinishSums(const float* sums, int64_t count, float scale, void* out,
   T* to = static_cast<T*>(out) + start;
   const auto finish = [factor](const float* sum, T* target) {
     ExpectStores(target);
-    typename V::F total = V::Mul(V::Load(sum), factor);
-    if constexpr (kAccumulate) total = V::Add(E::Load(target), total);
-    E::Store(target, total);
+    E::Store(target, V::Mul(V::Load(sum), factor));
   };
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) finish(sums + i, to + i);
   if (const size_t rest = static_cast<size_t>(count - i)) {
-    T last[kLanes] = {};
-    if (kAccumulate) memcpy(last, to + i, rest * sizeof(T));
+    T last[kLanes];
     finish(sums + i, last);
     memcpy(to + i, last, rest * sizeof(T));
   }
@@ -74,19 +69,13 @@ template <class V>
 inline void Finish(const DecodeJob& job, const float* sums, int64_t count, int64_t start) {
   void* out = job.out;
   const float scale = job.scale;
-  switch (2 * job.dtype + job.accumulate) {
-    case 0:
-      return FinishSums<V, HVDC_DTYPE_FLOAT32, false>(sums, count, scale, out, start);
-    case 1:
-      return FinishSums<V, HVDC_DTYPE_FLOAT32, true>(sums, count, scale, out, start);
-    case 2:
-      return FinishSums<V, HVDC_DTYPE_FLOAT16, false>(sums, count, scale, out, start);
-    case 3:
-      return FinishSums<V, HVDC_DTYPE_FLOAT16, true>(sums, count, scale, out, start);
-    case 4:
-      return FinishSums<V, HVDC_DTYPE_BFLOAT16, false>(sums, count, scale, out, start);
+  switch (job.dtype) {
+    case HVDC_DTYPE_FLOAT32:
+      return FinishSums<V, HVDC_DTYPE_FLOAT32>(sums, count, scale, out, start);
+    case HVDC_DTYPE_FLOAT16:
+      return FinishSums<V, HVDC_DTYPE_FLOAT16>(sums, count, scale, out, start);
     default:
-      return FinishSums<V, HVDC_DTYPE_BFLOAT16, true>(sums, count, scale, out, start);
+      return FinishSums<V, HVDC_DTYPE_BFLOAT16>(sums, count, scale, out, start);
   }
 }
 
@@ -206,12 +195,7 @@ struct BlockDecoder {
         const T* codes = Open(job, job.payloads, block, count, scratch, &coder);
         done = count / kTile * kTile;
         float* out = static_cast<float*>(job.out) + start;
-        const F scale = V::Set(job.scale);
-        if (job.accumulate) {
-          Dequantize(coder, codes, 0, done, FinishSink<V, true>{out, scale});
-        } else {
-          Dequantize(coder, codes, 0, done, FinishSink<V, false>{out, scale});
-        }
+        Dequantize(coder, codes, 0, done, FinishSink<V>{out, V::Set(job.scale)});
         if (done == count) continue;
       }
       memset(scratch.x + done, 0, static_cast<size_t>(count - done + kTile) * sizeof(float));

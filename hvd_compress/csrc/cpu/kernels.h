@@ -58,7 +58,6 @@ struct DecodeJob {
   float scale;
   void* out;
   int dtype;
-  bool accumulate;
 };
 
 // Levels of all blocks, packed in lanes, and the norms that they are made with.

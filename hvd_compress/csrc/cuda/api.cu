@@ -149,8 +149,8 @@ int OpenPayloads(const hvdc_spec* spec, uint64_t step, const void* payloads, int
 
 extern "C" int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
                                     int64_t payload_bytes, int64_t stride, int32_t count,
-                                    float scale, void* out, int dtype, int accumulate,
-                                    uint32_t* flags, hvdc_cuda_error* error, uint64_t tag,
+                                    float scale, void* out, int dtype, uint32_t* flags,
+                                    hvdc_cuda_error* error, uint64_t tag,
                                     const hvdc_cuda_queue* queue) {
   DecodeJob job = {};
   int status = OpenPayloads(spec, step, payloads, payload_bytes, stride, count, dtype, error, tag,
@@ -160,7 +160,6 @@ extern "C" int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const 
   job.scale = scale;
   job.out = out;
   job.aligned = Aligned(out, 4 * ElementBytes(dtype));
-  job.accumulate = accumulate != 0;
   job.flags = flags;
   const DeviceGuard guard(queue->device);
   status = guard.status();

@@ -124,8 +124,7 @@ struct DecodeJob {
   float scale;
   DevicePointer<void> out;
   int dtype;
-  bool aligned;  // out, to four elements
-  bool accumulate;
+  bool aligned;     // out, to four elements
   uint32_t* flags;  // or null
   hvdc_cuda_error* error;
   uint64_t tag;     // of the call

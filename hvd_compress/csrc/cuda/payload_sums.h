@@ -138,26 +138,15 @@ __device__ inline void FillWithNan(const DecodeJob& job) {
   });
 }
 
-// The thread's quads of neighbouring rows: what has to be read for all of them is asked for before
-// the first of it is used.
+// The thread's quads of neighbouring rows.
 template <int kDtype, bool kWhole, int kQuads>
 __device__ inline void StoreSums(const DecodeJob& job, uint32_t element, uint32_t valid,
                                  const Quad* sums) {
-  Quad before[kQuads];
-  if (job.accumulate) {
-#pragma unroll
-    for (uint32_t i = 0; i < kQuads; ++i) {
-      before[i] = LoadQuadAs<kDtype, kWhole>(job.out, element + i * kRow, valid);
-    }
-  }
 #pragma unroll
   for (uint32_t i = 0; i < kQuads; ++i) {
     Quad after;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      after.v[k] = Thread::Mul(sums[i].v[k], job.scale);
-      if (job.accumulate) after.v[k] = Thread::Add(before[i].v[k], after.v[k]);
-    }
+    for (int k = 0; k < 4; ++k) after.v[k] = Thread::Mul(sums[i].v[k], job.scale);
     StoreQuadAs<kDtype, kWhole>(job.out, element + i * kRow, valid, after);
   }
 }

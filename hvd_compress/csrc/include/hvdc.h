@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define HVDC_ABI_VERSION 8
+#define HVDC_ABI_VERSION 9
 
 enum hvdc_codec {
   HVDC_ONEBIT = 1,
@@ -97,13 +97,6 @@ HVDC_API int hvdc_set_isa(const char* name);
 // a payload may take: its header says how much of it is used, and the rest has no meaning.
 HVDC_API int64_t hvdc_payload_bytes(const hvdc_spec* spec);
 
-// out = [out +] scale * (decoded[0] + decoded[1] + ...), in that order from +0, in float32, rounded
-// to dtype last. Payloads stand stride bytes apart. *bad receives the index of the payload an error
-// is about; out is unspecified then.
-HVDC_API int hvdc_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
-                             int64_t payload_bytes, int64_t stride, int32_t count, float scale,
-                             void* out, int dtype, int accumulate, int threads, int32_t* bad);
-
 // Batches: many tensors of any codecs, sizes and dtypes in one message, by one call. The threads
 // share the work of all tensors. Calls on different batches, and on different messages, are
 // independent.
@@ -136,9 +129,9 @@ typedef struct {
 HVDC_API int hvdc_encode_batch(hvdc_tensor* tensors, int64_t count, void* message, int threads,
                                int64_t* bad);
 
-// values = scale * (sum over the ranks' messages, which stand stride bytes apart), as
-// hvdc_decode_sum. *bad_rank receives the number of the rank whose payload an error is about, else
-// -1.
+// values = scale * (decoded[0] + decoded[1] + ...), over the ranks' messages, which stand stride
+// bytes apart, in that order from +0, in float32, rounded to dtype last. *bad_rank receives the
+// number of the rank whose payload an error is about, else -1; values are unspecified then.
 HVDC_API int hvdc_decode_batch(hvdc_tensor* tensors, int64_t count, const void* message,
                                int64_t stride, int32_t ranks, float scale, int threads,
                                int64_t* bad, int32_t* bad_rank);

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define HVDC_CUDA_ABI_VERSION 9
+#define HVDC_CUDA_ABI_VERSION 10
 
 enum { HVDC_CUDA_MAX_PAYLOADS = 1024 };
 
@@ -62,14 +62,14 @@ HVDC_API int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise, co
                               int dtype, const hvdc_feedback* feedback, void* payload,
                               int64_t payload_bytes, const hvdc_cuda_queue* queue);
 
-// Like hvdc_decode_sum. If a payload is not what it should be, out becomes NaN as a whole, and
-// error tells; tag comes back in it. Ors into *flags, unless it is null, what the headers say of
-// numbers that are not finite: 1 or 0; and 1 if there is an error.
+// Decodes payloads, which stand stride bytes apart, and adds them, like hvdc_decode_batch. If a
+// payload is not what it should be, out becomes NaN as a whole, and error tells; tag comes back in
+// it. Ors into *flags, unless it is null, what the headers say of numbers that are not finite: 1 or
+// 0; and 1 if there is an error.
 HVDC_API int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
                                   int64_t payload_bytes, int64_t stride, int32_t count, float scale,
-                                  void* out, int dtype, int accumulate, uint32_t* flags,
-                                  hvdc_cuda_error* error, uint64_t tag,
-                                  const hvdc_cuda_queue* queue);
+                                  void* out, int dtype, uint32_t* flags, hvdc_cuda_error* error,
+                                  uint64_t tag, const hvdc_cuda_queue* queue);
 
 // A residual, and what a step has made of it: count numbers each.
 typedef struct {

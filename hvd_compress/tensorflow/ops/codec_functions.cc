@@ -4,7 +4,7 @@ namespace hvd_compress {
 
 namespace {
 
-constexpr CodecFunctions kNative = {hvdc_payload_bytes, hvdc_encode_batch, hvdc_decode_sum};
+constexpr CodecFunctions kNative = {hvdc_payload_bytes, hvdc_encode_batch, hvdc_decode_batch};
 
 // Until Python has said otherwise: the native library refuses codecs that it does not know.
 CodecFunctions reference = kNative;

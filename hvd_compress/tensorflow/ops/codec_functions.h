@@ -9,7 +9,7 @@ namespace hvd_compress {
 struct CodecFunctions {
   decltype(&hvdc_payload_bytes) payload_bytes;
   decltype(&hvdc_encode_batch) encode_batch;
-  decltype(&hvdc_decode_sum) decode_sum;
+  decltype(&hvdc_decode_batch) decode_batch;
 };
 
 const CodecFunctions& FunctionsOf(const hvdc_spec& spec);

@@ -20,12 +20,6 @@ bool IsFailure(const uint8_t* payload) {
   return std::memcmp(payload, &none, sizeof(none)) == 0;
 }
 
-bool IsNonfinite(const uint8_t* payload) {
-  hvdc::Header header;
-  std::memcpy(&header, payload, sizeof(header));
-  return header.flags & hvdc::kFlagNonfinite;
-}
-
 // Converts to float32, or from it.
 template <typename From, typename To>
 void ScaleInto(const void* numbers, int64_t count, float scale, void* out) {
@@ -71,15 +65,18 @@ absl::Status CpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
           "encoding failed there, with an error of its own");
     }
   }
+  hvdc_tensor tensor = {};
+  tensor.spec = payloads.spec;
+  tensor.noise.step = payloads.step;
+  tensor.values = out;
+  tensor.dtype = dtype;
+  tensor.payload_bytes = payloads.bytes;
   int32_t bad = -1;
-  const int status =
-      FunctionsOf(payloads.spec)
-          .decode_sum(&payloads.spec, payloads.step, payloads.first, payloads.bytes,
-                      payloads.stride, payloads.count, scale, out, dtype, 0, threads_, &bad);
+  const int status = FunctionsOf(payloads.spec)
+                         .decode_batch(&tensor, 1, payloads.first, payloads.stride, payloads.count,
+                                       scale, threads_, nullptr, &bad);
   if (status != HVDC_OK) return BadPayload(senders, status, bad);
-  for (int copy = 0; copy < payloads.count; ++copy) {
-    *nonfinite = *nonfinite || IsNonfinite(payloads.first + copy * payloads.stride);
-  }
+  *nonfinite = *nonfinite || tensor.flags;
   return absl::OkStatus();
 }
 

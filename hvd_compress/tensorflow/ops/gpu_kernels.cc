@@ -191,7 +191,7 @@ absl::Status GpuKernels::Sum(const Payloads& payloads, const Senders& senders, f
   hvdc_cuda_queue queue;
   TF_RETURN_IF_ERROR(Prepare(payloads.spec, &queue));
   return Check(library_->decode_sum(&payloads.spec, payloads.step, payloads.first, payloads.bytes,
-                                    payloads.stride, payloads.count, scale, out, dtype, 0,
+                                    payloads.stride, payloads.count, scale, out, dtype,
                                     flagged ? flags() : nullptr, error_, Remember(senders), &queue),
                "decoding");
 }

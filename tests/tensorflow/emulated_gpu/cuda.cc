@@ -77,12 +77,12 @@ int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise, const void*
 
 int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
                          int64_t payload_bytes, int64_t stride, int32_t count, float scale,
-                         void* out, int dtype, int accumulate, uint32_t* flags,
-                         hvdc_cuda_error* error, uint64_t tag, const hvdc_cuda_queue* queue) {
+                         void* out, int dtype, uint32_t* flags, hvdc_cuda_error* error,
+                         uint64_t tag, const hvdc_cuda_queue* queue) {
   Put(*queue, __func__,
       [=, run = HVDC_EMULATED(hvdc_cuda_decode_sum), spec = *spec](const hvdc_cuda_queue* q) {
-        return run(&spec, step, payloads, payload_bytes, stride, count, scale, out, dtype,
-                   accumulate, flags, error, tag, q);
+        return run(&spec, step, payloads, payload_bytes, stride, count, scale, out, dtype, flags,
+                   error, tag, q);
       });
   return HVDC_OK;
 }
