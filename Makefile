@@ -60,7 +60,7 @@ endif
 # Programs are found in the environment first: tests and benchmarks start horovodrun and python.
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: help setup native train test test-all bench gpu-check docs lint format clean distclean
+.PHONY: help setup tools native train test test-all bench gpu-check docs lint format clean distclean
 
 help:
 	@echo 'make setup   install what the commands below use; each does it for itself, too'
@@ -156,6 +156,9 @@ $(DOCS): $(PACKAGE)
 
 docs: setup $(DOCS)
 	$(PY) -m sphinx -W --keep-going -b html docs build/docs
+
+# Nothing is installed while tests run, so that lint and docs can run beside them.
+tools: $(LINT) $(DOCS)
 
 $(LINT): $(PACKAGE)
 	$(call phase,lint,Installing the linters) $(INSTALL_SELF) '.[lint]'
