@@ -57,10 +57,12 @@ def network_of(model: str) -> Network:
         return networks.network_of("benchmarks.models.torch.transformer:gpt2")
     if model not in NETWORKS:
         raise ValueError(f"model: expected one of {', '.join(NETWORKS)}, got {model!r}")
-    network = NETWORKS[model]()
-    names = dict.fromkeys(name.rpartition(".")[0] for name, _ in build(model).named_parameters())
-    layers = zip(network.layers, names, strict=True)
-    return Network(model, tuple(dataclasses.replace(layer, name=name) for layer, name in layers))
+    names = iter(dict(build(model).named_parameters()))
+    layers = (
+        dataclasses.replace(layer, shapes={next(names): one for one in layer.shapes.values()})
+        for layer in NETWORKS[model]().layers
+    )
+    return Network(model, tuple(layers))
 
 
 def router_of(compression: Compression, ranks: int) -> Router:
@@ -182,7 +184,7 @@ def table(outcome: Results, predicted: dict[str, StepTime]) -> Table:
             continue
         step = predicted[text]
         sent = report.by_compression(outcome)[text][0].wire_bytes_per_step
-        parts = (f"{1e3 * part:.0f}" for part in (step.encode, step.wire, step.decode))
+        parts = (f"{1e3 * part:.0f}" for part in step.exchange[:3])
         rows.append(
             (
                 text,
@@ -190,7 +192,7 @@ def table(outcome: Results, predicted: dict[str, StepTime]) -> Table:
                 f"{1e3 * step.seconds:.0f}",
                 f"{step.seconds / measured:.2f}",
                 f"{sent / 1e6:.2f}",
-                f"{step.wire_bytes / 1e6:.2f}",
+                f"{step.exchange.sent / 1e6:.2f}",
                 *parts,
             )
         )

@@ -133,7 +133,7 @@ def large() -> Table:
             if of in two:
                 told = (run.step_seconds.median, two[of].seconds, eight[of].seconds)
                 lines.setdefault(of, []).extend(f"{one:.1f}" for one in told)
-                bytes_sent = (run.wire_bytes_per_step, eight[of].wire_bytes)
+                bytes_sent = (run.wire_bytes_per_step, eight[of].exchange.sent)
                 sent[of] = [f"{1e-6 * one:.0f}" for one in bytes_sent]
     times = [
         f"{link}: {what}" for link in _GPT2 for what in ("two, s", "predicted", "eight, predicted")

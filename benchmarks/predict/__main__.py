@@ -14,7 +14,7 @@ from benchmarks.predict import plots
 from benchmarks.predict.networks import NETWORKS, named
 from benchmarks.predict.profiles import PROFILES
 from benchmarks.predict.sweep import job, optimal_workers
-from hvd_compress.perfmodel.arguments import add_machine, converter, duration, machine_of, routes
+from hvd_compress.perfmodel.arguments import add_machine, duration, machine_of, routes
 from hvd_compress.perfmodel.predict import (
     MODEL,
     add_options,
@@ -50,7 +50,7 @@ def _parser() -> Parser:
     )
     add(
         "--compute",
-        type=converter(duration),
+        type=duration,
         metavar="TIME",
         help="measured step of a single worker, such as 0.4s, instead of the profile's",
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.models.chains import CHAINS, Conv, Dense, Inception, Mean, Pool
+from hvd_compress.codecs.base import Shape
 from hvd_compress.perfmodel.networks import Layer, Network, network_of
 
 CLASSES = 1000
@@ -38,10 +39,12 @@ class _Builder:
         self.channels = channels
         weight = (channels, inputs, kernel, kernel)
         work = math.prod(weight) * self.extent**2
-        self.layers.append(Layer(name, (weight,) if spec.batch else (weight, (channels,)), work))
         if spec.batch:
+            self._add(name, work, weight)
             # Its arithmetic is negligible compared to the convolution's.
-            self.layers.append(Layer(f"{name}.norm", ((channels,), (channels,)), 0))
+            self._add(f"{name}.norm", 0, (channels,), (channels,))
+        else:
+            self._add(name, work, weight, (channels,))
 
     def pool(self, kernel: int, stride: int, padding: int = 0, *, ceil: bool = False) -> None:
         """Adds a pooling layer; with ``ceil``, the extent is rounded up, as in Caffe."""
@@ -51,8 +54,12 @@ class _Builder:
     def linear(self, name: str, outputs: int) -> None:
         """Adds a fully connected layer."""
         inputs = self.channels * self.extent**2
-        self.layers.append(Layer(name, ((outputs, inputs), (outputs,)), outputs * inputs))
+        self._add(name, outputs * inputs, (outputs, inputs), (outputs,))
         self.channels, self.extent = outputs, 1
+
+    def _add(self, name: str, work: int, *shapes: Shape) -> None:
+        names = (f"{name}.weight", f"{name}.bias")
+        self.layers.append(Layer(name, dict(zip(names, shapes, strict=False)), work))
 
 
 def _chain(name: str) -> Network:

@@ -80,7 +80,7 @@ def optimal_workers(job: Job, route: Route, limit: int) -> int:
     full = job.profile.local
     machines = balanced_workers(
         lambda n: job.step(route, n * full).computation,
-        lambda n: job.step(route, n * full).wire,
+        lambda n: job.step(route, n * full).exchange.wire,
         max(1, limit // full),
     )
     return machines * full

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +17,6 @@ from hvd_compress.exchanges.routing import Route
 from hvd_compress.perfmodel.machines import Link
 from hvd_compress.perfmodel.profiles import Profile, speeds_of_record
 
-T = TypeVar("T")
 P = TypeVar("P", bound=Profile)
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
@@ -35,13 +34,13 @@ def bandwidth(text: str) -> float:
     """The bytes per second of ``1gbit``, ``200Mbps``, ``2.5 Gbit/s``; infinite for ``none``.
 
     Raises:
-        ValueError: anything else.
+        ArgumentTypeError: anything else.
     """
     if text.lower() == "none":
         return math.inf
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmg]?)(?:bit(?:/s)?|bps)", text.lower())
     if not match or not float(match[1]):
-        raise ValueError(f"expected a rate such as 1gbit, 200mbit or none, got {text!r}")
+        raise ArgumentTypeError(f"expected a rate such as 1gbit, 200mbit or none, got {text!r}")
     return float(match[1]) * _UNITS[match[2]] / 8
 
 
@@ -49,11 +48,11 @@ def duration(text: str) -> float:
     """The seconds of ``50us``, ``0.1ms`` or ``2s``.
 
     Raises:
-        ValueError: anything else.
+        ArgumentTypeError: anything else.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?) *(us|ms|s)", text.lower())
     if not match:
-        raise ValueError(f"expected a time such as 50us, 0.1ms or 2s, got {text!r}")
+        raise ArgumentTypeError(f"expected a time such as 50us, 0.1ms or 2s, got {text!r}")
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -61,14 +60,14 @@ def positive_bits(text: str) -> float:
     """The number of bits in an element, such as ``1.5``.
 
     Raises:
-        ValueError: anything but a number above 0.
+        ArgumentTypeError: anything but a number above 0.
     """
     try:
         bits = float(text)
     except ValueError:
         bits = 0.0
     if not 0 < bits < math.inf:
-        raise ValueError(f"expected bits of an element, above 0, such as 1.5, got {text!r}")
+        raise ArgumentTypeError(f"expected bits of an element, above 0, such as 1.5, got {text!r}")
     return bits
 
 
@@ -76,13 +75,13 @@ def workers(text: str) -> list[int]:
     """The numbers of workers in ``1,2,4..512``; two dots stand for all doublings in between.
 
     Raises:
-        ValueError: anything else.
+        ArgumentTypeError: anything else.
     """
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
         if not match or not int(match[1]):
-            raise ValueError(f"expected numbers of workers such as 1,2,4..512, got {text!r}")
+            raise ArgumentTypeError(f"expected numbers of workers such as 1,2,4..512, got {text!r}")
         count = int(match[1])
         while count <= int(match[2] or match[1]):
             found.append(count)
@@ -115,9 +114,7 @@ def routes(codecs: Sequence[str], exchanges: Sequence[str]) -> list[Route]:
     return made
 
 
-def add_machine(
-    parser: argparse.ArgumentParser, profiles: Mapping[str, Profile], default: str
-) -> None:
+def add_machine(parser: ArgumentParser, profiles: Mapping[str, Profile], default: str) -> None:
     """Adds the arguments that choose a profile and change it.
 
     Args:
@@ -135,7 +132,7 @@ def add_machine(
     add("--local", type=int, metavar="N", help="ranks of a machine, in place of the profile's")
     add(
         "--link",
-        type=converter(bandwidth),
+        type=bandwidth,
         metavar="RATE",
         help="link of a machine, such as 1gbit, in place of the profile's",
     )
@@ -148,19 +145,19 @@ def add_machine(
     )
     add(
         "--latency",
-        type=converter(duration),
+        type=duration,
         metavar="TIME",
         help="of a message, such as 50us",
     )
     add(
         "--within",
-        type=converter(bandwidth),
+        type=bandwidth,
         metavar="RATE",
         help="link of a rank within its machine",
     )
     add(
         "--start",
-        type=converter(duration),
+        type=duration,
         metavar="TIME",
         help="of a collective before its first message",
     )
@@ -172,7 +169,7 @@ def add_machine(
     )
 
 
-def machine_of(args: argparse.Namespace, profiles: Mapping[str, P]) -> P:
+def machine_of(args: Namespace, profiles: Mapping[str, P]) -> P:
     """The profile that the arguments of :func:`add_machine` describe.
 
     Raises:
@@ -204,18 +201,6 @@ def machine_of(args: argparse.Namespace, profiles: Mapping[str, P]) -> P:
         start=profile.start if args.start is None else args.start,
         speeds=speeds,
     )
-
-
-def converter(read: Callable[[str], T]) -> Callable[[str], T]:
-    """A converter for argparse, which shows messages of ``ArgumentTypeError`` but not of ``ValueError``."""
-
-    def convert(text: str) -> T:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
 
 
 def _setting(text: str) -> tuple[str, int | float | str]:

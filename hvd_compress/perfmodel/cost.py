@@ -7,7 +7,7 @@ time per element. Allreduce and allgather are rings, as in Gloo and in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from hvd_compress.ranks.counters import Kind
 
 
 class Cost(NamedTuple):
-    """The seconds and bytes of one tensor's exchange, without any overlap.
+    """The seconds and bytes of exchanges, or of a part of one, without any overlap.
 
     Attributes:
         encode: the seconds in encoders.
@@ -69,17 +69,26 @@ def seconds(
             in its bucket.
         bits: the bits in an element's code, as in :class:`~hvd_compress.exchanges.steps.Gradient`.
     """
-    stages = stages_of(shape, route, cluster, element_bytes=element_bytes, bits=bits)
-    encode = wire = decode = sent = 0.0
-    for stage in stages:
+    costs = []
+    for stage in stages_of(shape, route, cluster, element_bytes=element_bytes, bits=bits):
         if isinstance(stage, Computation):
-            encode += stage.encoded * speed.encode
-            decode += stage.decoded * speed.decode + stage.added * speed.add
+            costs.append(computation_cost(stage, speed))
         elif stage.latencies:
             found = cluster if links is None else links(stage.kind)
-            wire += collective_seconds([(stage, speed)], found) - (1 - started) * found.start
-            sent += stage.sent
-    return Cost(encode, wire, decode, sent)
+            wire = collective_seconds([(stage, speed)], found) - (1 - started) * found.start
+            costs.append(Cost(wire=wire, sent=stage.sent))
+    return sum_of(costs)
+
+
+def computation_cost(stage: Computation, speed: CodecSpeed) -> Cost:
+    """The cost of a computation."""
+    decode = stage.decoded * speed.decode + stage.added * speed.add
+    return Cost(encode=stage.encoded * speed.encode, decode=decode)
+
+
+def sum_of(costs: Iterable[Cost]) -> Cost:
+    """The sum of costs, each part by itself."""
+    return Cost(*map(sum, zip(*costs, strict=True)))
 
 
 def wire_bytes(shape: Shape, route: Route, cluster: Cluster, *, element_bytes: int = 4) -> float:

@@ -20,19 +20,19 @@ class Layer:
 
     Attributes:
         name: the name of the layer.
-        shapes: the shapes of the weight and of the bias, if there is one, as in PyTorch.
+        shapes: the shapes of the parameters by their names in the network.
         multiply_adds: the multiply-adds in the forward pass for one image; the backward pass has twice
             this number.
     """
 
     name: str
-    shapes: tuple[Shape, ...]
+    shapes: Mapping[str, Shape]
     multiply_adds: int
 
     @property
     def elements(self) -> int:
         """The number of elements in the layer's gradients."""
-        return sum(map(math.prod, self.shapes))
+        return sum(map(math.prod, self.shapes.values()))
 
 
 @dataclass(frozen=True)
@@ -101,15 +101,13 @@ def _network(name: str, described: Any) -> Network:
             f"--model: expected shapes by parameter's name, or a model with named_parameters(), got "
             f"{type(described).__name__}"
         )
-    layers: dict[str, list[Shape]] = {}
+    layers: dict[str, dict[str, Shape]] = {}
     for key, shape in described.items():
         if not all(isinstance(extent, int) and extent > 0 for extent in shape):
             raise ValueError(f"--model: {key}: expected a shape such as [10, 20], got {shape!r}")
-        layers.setdefault(key.rpartition(".")[0] or key, []).append(tuple(shape))
-    return Network(
-        name,
-        tuple(
-            Layer(layer, tuple(shapes), sum(map(math.prod, shapes)))
-            for layer, shapes in layers.items()
-        ),
+        layers.setdefault(key.rpartition(".")[0] or key, {})[key] = tuple(shape)
+    made = (
+        Layer(layer, shapes, sum(map(math.prod, shapes.values())))
+        for layer, shapes in layers.items()
     )
+    return Network(name, tuple(made))

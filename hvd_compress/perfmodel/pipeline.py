@@ -5,11 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hvd_compress.exchanges.steps import Computation
 from hvd_compress.perfmodel.collectives import Collective, Stage
-from hvd_compress.perfmodel.cost import collective_seconds
+from hvd_compress.perfmodel.cost import Cost, collective_seconds, computation_cost, sum_of
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
+
+S = TypeVar("S", Computation, Collective)
 
 FUSION_BYTES = 64 * 2**20
 """The most bytes that Horovod fuses into one message, unless ``HOROVOD_FUSION_THRESHOLD`` changes this."""
@@ -45,55 +48,24 @@ class Transfer:
         """Whether any collective is left."""
         return any(isinstance(stage, Collective) for stage in self.paths[0][self._position :])
 
-    def done(self) -> None:
-        """Marks the next stage as done."""
+    def compute(self) -> Cost:
+        """Does the computation that is next, and returns its cost."""
+        return sum_of(computation_cost(stage, speed) for stage, speed in self.take(Computation))
+
+    def take(self, kind: type[S]) -> list[tuple[S, CodecSpeed]]:
+        """Takes the next stage of each tensor, of the given kind, with the speed of its codec."""
+        taken = []
+        for stage, speed in zip(self.due, self.speeds, strict=True):
+            assert isinstance(stage, kind)
+            taken.append((stage, speed))
         self._position += 1
-
-
-@dataclass
-class Totals:
-    """The seconds and bytes of a step.
-
-    Attributes:
-        encode, wire, decode: the seconds in encoders, collectives and decoders.
-        sent: the bytes that a rank sends, averaged over the ranks.
-    """
-
-    encode: float = 0.0
-    wire: float = 0.0
-    decode: float = 0.0
-    sent: float = 0.0
-
-    def compute(self, transfer: Transfer) -> float:
-        """Does the computation that is next, and returns its seconds."""
-        encode = decode = 0.0
-        for stage, speed in zip(transfer.due, transfer.speeds, strict=True):
-            assert isinstance(stage, Computation)
-            encode += stage.encoded * speed.encode
-            decode += stage.decoded * speed.decode + stage.added * speed.add
-        transfer.done()
-        self.encode += encode
-        self.decode += decode
-        return encode + decode
-
-    def communicate(self, transfers: Sequence[Transfer], cluster: Cluster) -> float:
-        """Does the collectives that are next as one message, and returns its seconds."""
-        collectives = []
-        for transfer in transfers:
-            for stage, speed in zip(transfer.due, transfer.speeds, strict=True):
-                assert isinstance(stage, Collective)
-                collectives.append((stage, speed))
-            transfer.done()
-        seconds = collective_seconds(collectives, cluster)
-        self.wire += seconds
-        self.sent += sum(one.sent for one, _ in collectives)
-        return seconds
+        return taken
 
 
 def carry(
-    transfers: Sequence[Transfer], cluster: Cluster, totals: Totals
+    transfers: Sequence[Transfer], cluster: Cluster, costs: list[Cost]
 ) -> list[tuple[float, Transfer]]:
-    """Does all collectives, and the computation between them.
+    """Does all collectives, and the computation between them, and adds their costs to ``costs``.
 
     Returns:
         The time at which each transfer's last collective ends, and the transfer, in the order of the times.
@@ -104,7 +76,8 @@ def carry(
 
     def go_on(ready: float, order: int, transfer: Transfer) -> None:
         if transfer.works and transfer.travels:
-            ready += totals.compute(transfer)
+            costs.append(transfer.compute())
+            ready += costs[-1].total
         if transfer.travels:
             heapq.heappush(queue, (ready, order, transfer))
         else:
@@ -117,7 +90,10 @@ def carry(
         ready, order, transfer = heapq.heappop(queue)
         start = max(free, ready)
         message = [(order, transfer), *_fused(queue, start, transfer)]
-        free = start + totals.communicate([one for _, one in message], cluster)
+        collectives = [pair for _, one in message for pair in one.take(Collective)]
+        sent = sum(collective.sent for collective, _ in collectives)
+        costs.append(Cost(wire=collective_seconds(collectives, cluster), sent=sent))
+        free = start + costs[-1].total
         for number, one in message:
             go_on(free, number, one)
     return arrived

@@ -14,7 +14,6 @@ from hvd_compress.codecs import CODECS
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES
 from hvd_compress.perfmodel.arguments import (
     add_machine,
-    converter,
     duration,
     machine_of,
     positive_bits,
@@ -93,14 +92,14 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    step = row.step
-    times = (step.seconds, step.computation, step.encode, step.wire, step.decode)
+    step, cost = row.step, row.step.exchange
+    times = (step.seconds, step.computation, cost.encode, cost.wire, cost.decode)
     return (
         row.codec,
         row.exchange + ("*" if row.refused else ""),
         str(row.workers),
         *(f"{1e3 * seconds:,.1f}" for seconds in times),
-        f"{step.wire_bytes / 1e6:,.1f}",
+        f"{cost.sent / 1e6:,.1f}",
         f"{row.images_per_second:,.0f}"
         if row.images_per_second >= 100
         else f"{row.images_per_second:.1f}",
@@ -141,7 +140,7 @@ def add_to(commands: Any) -> None:
     add("--model", required=True, help=MODEL)
     add(
         "--compute",
-        type=converter(duration),
+        type=duration,
         required=True,
         metavar="TIME",
         help="measured step of a worker alone, such as 0.4s",
@@ -157,7 +156,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--workers",
-        type=converter(workers),
+        type=workers,
         default=workers("1..512"),
         metavar="LIST",
         help="such as 1,2,4..512; default: 1..512",
@@ -179,7 +178,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--bits",
-        type=converter(positive_bits),
+        type=positive_bits,
         metavar="BITS",
         help="an element's, with coding=entropy; default: what normally distributed gradients take",
     )

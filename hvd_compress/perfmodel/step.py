@@ -13,6 +13,7 @@ The model has three resources, each of which does one task at a time:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,10 +24,10 @@ from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.routing import Route, Router
 from hvd_compress.exchanges.steps import all_reduce
 from hvd_compress.perfmodel.collectives import collective
-from hvd_compress.perfmodel.cost import stages_of
+from hvd_compress.perfmodel.cost import Cost, stages_of, sum_of
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
 from hvd_compress.perfmodel.networks import Network
-from hvd_compress.perfmodel.pipeline import Totals, Transfer, carry
+from hvd_compress.perfmodel.pipeline import Transfer, carry
 from hvd_compress.ranks import token
 
 Speeds = Callable[[Route], CodecSpeed]
@@ -66,18 +67,12 @@ class StepTime:
     Attributes:
         seconds: the time of the step.
         computation: the time of the forward pass, the backward pass and the optimizer.
-        encode: the time in encoders.
-        wire: the time in collectives.
-        decode: the time in decoders.
-        wire_bytes: the bytes that a rank sends, averaged over the ranks.
+        exchange: the cost of the exchange.
     """
 
     seconds: float
     computation: float
-    encode: float
-    wire: float
-    decode: float
-    wire_bytes: float
+    exchange: Cost
 
     @property
     def exposed(self) -> float:
@@ -104,8 +99,14 @@ class RoutedTensor:
 
 def tensors_of(network: Network, router: Router) -> list[list[RoutedTensor]]:
     """Every layer's tensors, numbered from the first layer on."""
-    numbers = iter(range(2**31))
-    return [list(_of_layer(layer.name, layer.shapes, router, numbers)) for layer in network.layers]
+    numbers = itertools.count()
+    return [
+        [
+            RoutedTensor(next(numbers), name, shape, router.choose(name, shape, "float32"))
+            for name, shape in layer.shapes.items()
+        ]
+        for layer in network.layers
+    ]
 
 
 def predict(
@@ -129,29 +130,17 @@ def predict(
         overlap: whether the exchange starts during the backward pass; otherwise, it starts afterwards.
         bits: the bits in an element's code, as in :class:`~hvd_compress.exchanges.steps.Gradient`.
     """
-    totals = Totals()
-    transfers, now = _backward(network, computation, router, speeds, cluster, totals, bits)
+    costs: list[Cost] = []
+    transfers, now = _backward(network, computation, router, speeds, cluster, costs, bits)
     if not overlap:
         for transfer in transfers:
             transfer.ready = now
-    for arrival, transfer in carry(transfers, cluster, totals):
-        now = max(now, arrival) + (totals.compute(transfer) if transfer.due else 0.0)
-    return StepTime(
-        seconds=now + computation.optimizer,
-        computation=computation.seconds,
-        encode=totals.encode,
-        wire=totals.wire,
-        decode=totals.decode,
-        wire_bytes=totals.sent,
-    )
-
-
-def _of_layer(
-    layer: str, shapes: tuple[Shape, ...], router: Router, numbers: Iterator[int]
-) -> Iterator[RoutedTensor]:
-    for kind, shape in zip(("weight", "bias"), shapes, strict=False):
-        name = f"{layer}.{kind}"
-        yield RoutedTensor(next(numbers), name, shape, router.choose(name, shape, "float32"))
+    for arrival, transfer in carry(transfers, cluster, costs):
+        now = max(now, arrival)
+        if transfer.due:
+            costs.append(transfer.compute())
+            now += costs[-1].total
+    return StepTime(now + computation.optimizer, computation.seconds, sum_of(costs))
 
 
 def _backward(
@@ -160,7 +149,7 @@ def _backward(
     router: Router,
     speeds: Speeds,
     cluster: Cluster,
-    totals: Totals,
+    costs: list[Cost],
     bits: float | None,
 ) -> tuple[list[Transfer], float]:
     """Does the forward pass, the backward pass and the encoders; returns the transfers and the end time."""
@@ -178,7 +167,8 @@ def _backward(
             paths = [stages_of(one.shape, one.route, cluster, bits=bits) for one in bucket]
             transfer = Transfer(now, paths, [speeds(one.route) for one in bucket])
             if transfer.works:
-                now += totals.compute(transfer)
+                costs.append(transfer.compute())
+                now += costs[-1].total
             transfer.ready = now
             transfers.append(transfer)
     # Horovod fuses the tokens; the last of them is ready now.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hvd_compress.exchanges.buckets import LIMIT
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
-from hvd_compress.perfmodel.cost import Cost, seconds
+from hvd_compress.perfmodel.cost import Cost, seconds, sum_of
 from hvd_compress.planner.measured import HALF, KINDS, Measured
 
 RoutePlan = tuple[Route, ...]
@@ -75,7 +75,7 @@ def price(tensor: PlannedTensor, route: Route, measured: Measured) -> Cost:
 
 def price_of(tensors: Sequence[PlannedTensor], plan: RoutePlan, measured: Measured) -> Cost:
     """The cost of the exchange of all tensors with a plan."""
-    return _sum(price(*pair, measured) for pair in zip(tensors, plan, strict=True))
+    return sum_of(price(*pair, measured) for pair in zip(tensors, plan, strict=True))
 
 
 def label(route: Route, routes: Iterable[Route]) -> str:
@@ -115,7 +115,7 @@ def propose(tensors: Sequence[PlannedTensor], measured: Measured) -> list[Candid
     plans.setdefault(tuple(cheapest), "mixed")
     candidates = []
     for plan, name in plans.items():
-        total = _sum(prices[tensor][route] for tensor, route in zip(tensors, plan, strict=True))
+        total = sum_of(prices[tensor][route] for tensor, route in zip(tensors, plan, strict=True))
         candidates.append(Candidate(name, plan, total))
     return sorted(candidates, key=lambda candidate: candidate.seconds)
 
@@ -137,10 +137,6 @@ def predicted_best(
         )
 
     return next(one for one in propose(tensors, measured) if gains(one.plan))
-
-
-def _sum(prices: Iterable[Cost]) -> Cost:
-    return Cost(*map(sum, zip(*prices, strict=True)))
 
 
 def _short(route: Route) -> str:

@@ -32,7 +32,9 @@ def test_known_totals(name: str, elements: int, giga: float) -> None:
 def test_these_are_the_networks_that_benchmarks_train(name: str) -> None:
     with torch.device("meta"):
         trained = [tuple(parameter.shape) for parameter in build(name).parameters()]
-    assert [shape for layer in NETWORKS[name]().layers for shape in layer.shapes] == trained
+    assert [
+        shape for layer in NETWORKS[name]().layers for shape in layer.shapes.values()
+    ] == trained
 
 
 def test_resnet_halves_its_images_where_it_should() -> None:

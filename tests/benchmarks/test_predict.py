@@ -55,7 +55,8 @@ def test_optimal_workers_balance_computation_and_wire(tmp_path: Path) -> None:
     (route,) = arguments.routes(["none"], ["two_shot"])
     assert found == optimal_workers(work, route, 4096)
     below, above = (work.step(route, count) for count in (found, found + 4))
-    assert below.computation >= below.wire and above.computation < above.wire
+    assert below.computation >= below.exchange.wire
+    assert above.computation < above.exchange.wire
 
 
 @pytest.mark.parametrize("ending", ("svg", "png"))

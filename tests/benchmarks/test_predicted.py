@@ -53,7 +53,7 @@ def test_computation_is_the_local_step() -> None:
     for name, step in steps.items():
         assert math.isclose(step.computation, 0.4)
         if name in WIRE:
-            assert step.wire_bytes == WIRE[name]
+            assert step.exchange.sent == WIRE[name]
 
 
 def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,12 +90,12 @@ def test_speeds_of_measured_exchanges(tmp_path: Path) -> None:
             assert getattr(speed, field) == pytest.approx(getattr(true[name], field), abs=1e-15)
     free = {coding: dataclasses.replace(speed, add=0.0) for coding, speed in found.items()}
     slow, fast = (predicted.predictions(_results(STEPS), load("lab"), one) for one in (found, free))
-    added = slow["none"].wire - fast["none"].wire
+    added = slow["none"].exchange.wire - fast["none"].exchange.wire
     assert math.isclose(added, 7e-9 * 61_100_840 / 2, rel_tol=1e-6)
     # Only biases below the threshold go uncompressed among fp16's tensors.
-    assert math.isclose(slow["fp16"].wire, fast["fp16"].wire, rel_tol=1e-4)
+    assert math.isclose(slow["fp16"].exchange.wire, fast["fp16"].exchange.wire, rel_tol=1e-4)
     shots = slow["onebit:exchange=two_shot"]
-    assert shots.encode > 3e-9 * 61_000_000, "not the profile's"
+    assert shots.exchange.encode > 3e-9 * 61_000_000, "not the profile's"
     sums = tmp_path / "sums.json"
     sums.write_text(json.dumps({**record, "ranks": 3}))
     trained = tmp_path / "lab.json"

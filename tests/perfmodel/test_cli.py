@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def test_rates_as_people_write_them(text: str) -> None:
 
 @pytest.mark.parametrize("text", ("1GB/s", "1gb", "0 Mbps", "fast", "40ms"))
 def test_what_is_no_rate(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a rate"):
+    with pytest.raises(ArgumentTypeError, match="expected a rate"):
         arguments.bandwidth(text)
 
 

@@ -22,7 +22,11 @@ RECORD = Path(__file__).parent.parent.parent / "benchmarks" / "records" / "codec
 
 def test_a_measured_step_takes_what_was_measured() -> None:
     network = Network(
-        "net", (Layer("wide", ((4096, 25_088),), 10**8), Layer("conv", ((64, 3),), 10**9))
+        "net",
+        (
+            Layer("wide", {"wide.weight": (4096, 25_088)}, 10**8),
+            Layer("conv", {"conv.weight": (64, 3)}, 10**9),
+        ),
     )
     for seconds in (1e-3, 0.4, 7.0):
         computation = CPU.computation(network, seconds)

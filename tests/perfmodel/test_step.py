@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from hvd_compress.codecs import Codec, NoCompression, OneBit, Ternary
 from hvd_compress.codecs.feedback import OFF
-from hvd_compress.exchanges.routing import Route, Router
-from hvd_compress.perfmodel.cost import seconds, wire_bytes
+from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route, Router
+from hvd_compress.perfmodel.cost import Cost, seconds, wire_bytes
 from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
 from hvd_compress.perfmodel.networks import Layer, Network, network_of
 from hvd_compress.perfmodel.step import Computation, LayerTime, StepTime, predict, tensors_of
@@ -27,7 +28,9 @@ TIMES = st.floats(0, 0.1)
 
 def network(sizes: list[int]) -> Network:
     """One parameter a layer."""
-    return Network("net", tuple(Layer(f"l{i}", ((n,),), n) for i, n in enumerate(sizes)))
+    return Network(
+        "net", tuple(Layer(f"l{i}", {f"l{i}.weight": (n,)}, n) for i, n in enumerate(sizes))
+    )
 
 
 def computation(sizes: list[int], forward: float = 0.01, backward: float = 0.02) -> Computation:
@@ -59,16 +62,13 @@ def test_a_step_is_no_shorter_than_any_of_its_parts(
 ) -> None:
     step = predicted(sizes, route, cluster, speed, backward)
     waiting = predicted(sizes, route, cluster, speed, backward, overlap=False)
-    everything = step.computation + step.encode + step.wire + step.decode
+    everything = step.computation + step.exchange.total
     assert step.computation <= step.seconds * (1 + 1e-9)
-    assert step.wire <= step.seconds * (1 + 1e-9)
+    assert step.exchange.wire <= step.seconds * (1 + 1e-9)
     assert step.seconds <= everything * (1 + 1e-9)
     # Fused or not, the same bytes; later, never sooner.
-    assert math.isclose(step.wire_bytes, waiting.wire_bytes)
-    assert (
-        waiting.seconds
-        <= waiting.computation + waiting.encode + waiting.wire + waiting.decode + (1e-9)
-    )
+    assert math.isclose(step.exchange.sent, waiting.exchange.sent)
+    assert waiting.seconds <= waiting.computation + waiting.exchange.total + (1e-9)
 
 
 @TRIES
@@ -78,7 +78,7 @@ def test_one_worker_computes_and_nothing_else(
 ) -> None:
     step = predicted(sizes, route, dataclasses.replace(cluster, hosts=1, local=1), speed)
     alone = computation(sizes).seconds
-    assert step == StepTime(pytest.approx(alone), pytest.approx(alone), 0, 0, 0, 0)
+    assert step == StepTime(pytest.approx(alone), pytest.approx(alone), Cost())
 
 
 @TRIES
@@ -110,7 +110,20 @@ def test_bytes_are_those_that_horovods_ranks_counted() -> None:
         step = predict(
             alexnet, times, Router(route), lambda _: CodecSpeed(), Cluster(2, 1, Link(1e8))
         )
-        assert step.wire_bytes == counted
+        assert step.exchange.sent == counted
+
+
+def test_no_parameter_of_a_layer_is_left_out(tmp_path: Path) -> None:
+    """A layer may have more than a weight and a bias, as ``torch.nn.LSTM`` has."""
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    path = tmp_path / "lstm.json"
+    path.write_text(json.dumps({"head": [9], **{f"lstm.{name}": [400, 100] for name in names}}))
+    lstm, cluster = network_of(str(path)), Cluster(2, 1, Link(1e8))
+    times = Computation((LayerTime(0, 0),) * 2)
+    step = predict(lstm, times, Router(UNCOMPRESSED_ROUTE), lambda _: CodecSpeed(), cluster)
+    assert step.exchange.sent == 4 * lstm.elements == 4 * (4 * 400 * 100 + 9)
+    tensors = tensors_of(lstm, Router(UNCOMPRESSED_ROUTE))
+    assert [t.name for layer in tensors for t in layer] == ["head", *(f"lstm.{n}" for n in names)]
 
 
 def test_bytes_are_those_of_all_tensors_and_tokens() -> None:
@@ -122,7 +135,7 @@ def test_bytes_are_those_of_all_tensors_and_tokens() -> None:
         tokens.add_allreduce(6, 12 * sum(not tensor.route.uncompressed for tensor in tensors))
         expected = sum(wire_bytes(t.shape, t.route, cluster) for t in tensors) + tokens.wire_bytes
         step = predicted(sizes, route_of(OneBit(), exchange), cluster)
-        assert math.isclose(step.wire_bytes, expected)
+        assert math.isclose(step.exchange.sent, expected)
 
 
 def test_the_first_gradients_hide_behind_the_backward_pass() -> None:
@@ -130,7 +143,7 @@ def test_the_first_gradients_hide_behind_the_backward_pass() -> None:
     count, link = 250_000, Link(1e8)
     each = seconds((count,), Route(NoCompression(), OFF), CodecSpeed(), Cluster(2, 1, link)).wire
     step = predicted([count] * 2, Route(NoCompression(), OFF), Cluster(2, 1, link), backward=each)
-    assert math.isclose(step.wire, 2 * each)
+    assert math.isclose(step.exchange.wire, 2 * each)
     assert math.isclose(step.exposed, each)
     waiting = predicted(
         [count] * 2, Route(NoCompression(), OFF), Cluster(2, 1, link), backward=each, overlap=False
@@ -144,9 +157,9 @@ def test_what_waits_is_fused_and_pays_latency_once() -> None:
     dense = Route(NoCompression(), OFF)
     message = 2 * 1e-3
     small = predicted([10_000] * 5, dense, cluster, backward=0.0, overlap=False)
-    assert math.isclose(small.wire, message)
+    assert math.isclose(small.exchange.wire, message)
     large = predicted([12_000_000] * 3, dense, cluster, backward=0.0, overlap=False)
-    assert math.isclose(large.wire, 3 * message)
+    assert math.isclose(large.exchange.wire, 3 * message)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +178,9 @@ def test_gradients_travel_in_the_buckets_of_training(
     cluster = Cluster(2, 1, Link(math.inf, 1e-3))
     route = route_of(codec, exchange)
     together = predicted([50_000] * 20, route, cluster, backward=1.0)
-    assert math.isclose(together.wire, (rounds + tokens) * 1e-3)
+    assert math.isclose(together.exchange.wire, (rounds + tokens) * 1e-3)
     apart = predicted([2**20] * 20, route, cluster, backward=1.0)
-    assert math.isclose(apart.wire, (20 * rounds + tokens) * 1e-3)
+    assert math.isclose(apart.exchange.wire, (20 * rounds + tokens) * 1e-3)
 
 
 @TRIES
