@@ -5,16 +5,15 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError, bfloat
+from hvd_compress.codecs import PayloadError, bfloat
 from hvd_compress.kernels.cpu_library import spec_pointer
 from hvd_compress.kernels.native import (
     DTYPES,
-    Shape,
-    Spec,
+    KernelError,
     Tensor,
     check_dtype,
     code_of,
@@ -22,6 +21,10 @@ from hvd_compress.kernels.native import (
     name_of,
     noise_of,
 )
+
+if TYPE_CHECKING:
+    from hvd_compress.kernels.batch import Entry
+    from hvd_compress.kernels.cpu_level_batch import LevelEntry
 
 _TENSOR = np.dtype(Tensor)
 
@@ -241,26 +244,6 @@ def check_message(what: str, got: int, least: int) -> None:
         raise PayloadError(f"{what}: expected at least {least} bytes, got {got}")
 
 
-class TableEntry(Protocol):
-    """The properties of an entry that its row in a table holds."""
-
-    @property
-    def codec(self) -> Codec:
-        """The codec that encodes the tensor."""
-
-    @property
-    def shape(self) -> Shape:
-        """The tensor's shape."""
-
-    @property
-    def feedback(self) -> ErrorFeedback:
-        """The coefficients and the residual's dtype."""
-
-    @property
-    def noise(self) -> NoiseKey:
-        """The tensor's key for random numbers, whose step each call sets."""
-
-
 class TensorTable:
     """A table with one ``hvdc_tensor`` per entry.
 
@@ -280,7 +263,7 @@ class TensorTable:
         self,
         sizes: Sequence[int],
         sources: Sequence[tuple[int, int]],
-        entries: Sequence[TableEntry],
+        entries: Sequence[Entry | LevelEntry],
         places: Sequence[tuple[int, int]],
         bits: Sequence[int] = (),
         norms: Sequence[tuple[int, int]] = (),
@@ -288,6 +271,7 @@ class TensorTable:
         self._table = np.zeros(len(sources), _TENSOR)
         self.pointer = self._table.ctypes.data
         self.size = len(sources)
+        self._entries = entries
         self._sizes = list(sizes)
         self._arrays = np.array([array for array, _ in sources], np.intp)
         self._begins = np.array([begin for _, begin in sources], np.uint64)
@@ -301,7 +285,9 @@ class TensorTable:
         self._steps, self._flags = self._table["noise"]["step"], self._table["flags"]
         for place, entry in enumerate(entries):
             row = Tensor.from_address(self.pointer + place * _TENSOR.itemsize)
-            row.spec = _spec(entry.codec, entry.shape)
+            spec = spec_pointer(entry.codec, entry.shape)
+            assert spec is not None  # The batch has no other entries.
+            row.spec = spec.contents
             row.noise = noise_of(entry.noise)
             row.alpha, row.beta = entry.feedback.alpha, entry.feedback.beta
             row.residual_dtype = DTYPES[entry.feedback.residual_dtype]
@@ -351,6 +337,25 @@ class TensorTable:
         """
         self._steps[:] = np.array(steps, np.uint64)[self._arrays]
 
+    def call(self, function: Any, *arguments: Any) -> None:
+        """Calls a function of the library that takes the table, arguments, and the place of a bad entry.
+
+        Raises:
+            KernelError: the library has refused the call.
+        """
+        bad = ctypes.c_int64(-1)
+        status = function(self.pointer, self.size, *arguments, ctypes.byref(bad))
+        if status:
+            raise self.refusal(status, bad.value)
+
+    def refusal(self, status: int, place: int) -> KernelError:
+        """The error for a status of the library, and the place of the entry that it is about, or -1."""
+        what = "batch"
+        if place >= 0:
+            entry = self._entries[place]
+            what = f"{entry.codec!r}, shape {entry.shape}"
+        return KernelError(f"{what}: the native library answered with status {status}")
+
     def any_flag(self) -> bool:
         """Whether the last call flagged a tensor."""
         return bool(self._flags.any())
@@ -374,10 +379,3 @@ class TensorTable:
 
 def _misplaced(what: str) -> ValueError:
     return ValueError(f"{what}: expected a residual exactly where error feedback is enabled")
-
-
-def _spec(codec: Codec, shape: Shape) -> Spec:
-    pointer = spec_pointer(codec, shape)
-    if pointer is None:
-        raise NotImplementedError(f"{codec!r} has no native kernels")
-    return pointer.contents

@@ -26,7 +26,7 @@ from hvd_compress.kernels.cpu_arrays import (
 from hvd_compress.kernels.cpu_arrays import rows as rows_of
 from hvd_compress.kernels.cpu_library import load
 from hvd_compress.kernels.interface import Batch
-from hvd_compress.kernels.native import KernelError, spec_of
+from hvd_compress.kernels.native import spec_of
 
 
 class CpuBatch(Batch):
@@ -85,12 +85,7 @@ class CpuBatch(Batch):
         table.set_values("values", values)
         table.set_residuals(residuals, next_residuals)
         table.set_steps(steps)
-        bad = ctypes.c_int64(-1)
-        status = self._library.hvdc_encode_batch(
-            table.pointer, table.size, pointer, self.threads, ctypes.byref(bad)
-        )
-        if status:
-            raise self._refused(status, bad.value)
+        table.call(self._library.hvdc_encode_batch, pointer, self.threads)
         if self._others:
             self._rest.encode(values, residuals, next_residuals, steps, message)
 
@@ -132,7 +127,7 @@ class CpuBatch(Batch):
             if error is not None:
                 raise error
         if status:
-            raise self._refused(status, bad.value)
+            raise table.refusal(status, bad.value)
         nonfinite = table.any_flag()
         if self._others:
             try:
@@ -150,10 +145,3 @@ class CpuBatch(Batch):
             entries,
             [(entry.offset, entry.end - entry.offset) for entry in entries],
         )
-
-    def _refused(self, status: int, place: int) -> KernelError:
-        what = "batch"
-        if place >= 0:
-            entry = self.entries[self._native[place]]
-            what = f"{entry.codec!r}, shape {entry.shape}"
-        return KernelError(f"{what}: the native library answered with status {status}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +105,7 @@ class CpuLevelBatch:
         table = self._encoding
         table.set_values("values", values)
         table.set_residuals(residuals, residuals)
-        self._call(self._library.hvdc_level_norms_batch, table, self._norms(norms), self.threads)
+        table.call(self._library.hvdc_level_norms_batch, self._norms(norms), self.threads)
 
     def encode(
         self,
@@ -136,7 +135,7 @@ class CpuLevelBatch:
         table.set_residuals(residuals, next_residuals)
         table.set_steps(steps)
         arrays = self._norms(norms), self._words(message)
-        self._call(self._library.hvdc_level_encode_batch, table, *arrays, self.threads)
+        table.call(self._library.hvdc_level_encode_batch, *arrays, self.threads)
 
     def decode(self, values: Sequence[Any], norms: Any, message: Any, scale: float = 1.0) -> None:
         """Computes ``values = (sum of levels * unit) * scale`` for every entry, then rounds to their dtype.
@@ -152,23 +151,13 @@ class CpuLevelBatch:
         table = self._decoding
         table.set_values("values", values)
         arrays = self._norms(norms), self._words(message)
-        self._call(self._library.hvdc_level_decode_batch, table, *arrays, scale, self.threads)
+        table.call(self._library.hvdc_level_decode_batch, *arrays, scale, self.threads)
 
     def _norms(self, array: Any) -> int:
         return _pointer("norms", array, self.norm_count, "float32")
 
     def _words(self, array: Any) -> int:
         return _pointer("message", array, self.word_count, "int32")
-
-    def _call(self, function: Any, table: TensorTable, *arguments: Any) -> None:
-        bad = ctypes.c_int64(-1)
-        status = function(table.pointer, table.size, *arguments, ctypes.byref(bad))
-        if status:
-            what = "batch"
-            if bad.value >= 0:
-                entry = self.entries[bad.value]
-                what = f"{entry.codec!r}, shape {entry.shape}"
-            raise KernelError(f"{what}: the native library answered with status {status}")
 
     def _table(self) -> TensorTable:
         entries = self.entries

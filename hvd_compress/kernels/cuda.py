@@ -297,17 +297,17 @@ class CudaKernels(Kernels):
         if not workspace_bytes:
             return ctypes.byref(Queue(index, 0, stream, None, 0))
         workspace = self._workspaces.get((index, stream))
-        if workspace is None or _count(workspace) < workspace_bytes:
+        if workspace is None or workspace.numel() < workspace_bytes:
             if workspace is not None:
                 self._outgrown.append(workspace)
             # Twice as large each time, so that what is outgrown takes no more than what is in use.
             size = 1 << (workspace_bytes - 1).bit_length()
             workspace = self._device.empty(size, index)
-            queue = Queue(index, 0, stream, workspace.data_ptr(), _count(workspace))
+            queue = Queue(index, 0, stream, workspace.data_ptr(), workspace.numel())
             status = self.library.hvdc_cuda_prepare(ctypes.byref(queue))
             self.check_status(status, "prepare")
             self._workspaces[index, stream] = workspace
-        size = _count(workspace)
+        size = workspace.numel()
         return ctypes.byref(Queue(index, 0, stream, workspace.data_ptr(), size))
 
     def _remember(self, codec: Codec, shape: Shape) -> int:
@@ -396,8 +396,8 @@ class DeviceArrays:
         """
         if dtype is not None:
             check_dtype(what, tensor, dtype)
-        if _count(tensor) != count:
-            raise ValueError(f"{what}: expected {count} elements, got {_count(tensor)}")
+        if tensor.numel() != count:
+            raise ValueError(f"{what}: expected {count} elements, got {tensor.numel()}")
         if not tensor.is_contiguous():
             raise ValueError(f"{what}: expected a contiguous tensor, got strides of another order")
         return self._address(what, tensor)
@@ -444,7 +444,3 @@ class DeviceArrays:
                 f"{what}: expected a tensor on {self.device} as the others, got one on {tensor.device}"
             )
         return tensor.data_ptr()
-
-
-def _count(tensor: Any) -> int:
-    return tensor.numel()
