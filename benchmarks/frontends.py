@@ -27,7 +27,6 @@ from benchmarks.models import torch as models
 from benchmarks.tables import Table
 from hvd_compress.codecs import CODECS
 from hvd_compress.engine.comm import Pending
-from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.plan import BatchCache
 from hvd_compress.engine.slots import Slot
@@ -45,8 +44,7 @@ class TorchSide:
     """Encodes and decodes as ``hvd_compress.torch`` does."""
 
     def __init__(self, route: Route, gradients: Sequence[np.ndarray], threads: int) -> None:
-        group = Group(0, 1)
-        self._batches = BatchCache(EncodeContext(Executors(threads), 0, 0), group)
+        self._batches = BatchCache(Executors(threads), Group(0, 1))
         self._gradients = [torch.from_numpy(gradient) for gradient in gradients]
         self._slots = [
             Slot(name=f"gradient.{i}", index=i, parameter=gradient, route=route)

@@ -28,7 +28,6 @@ from benchmarks.command_line import Parser, positive
 from hvd_compress.codecs import codec_class, codec_names
 from hvd_compress.engine.batch import judge
 from hvd_compress.engine.comm import Collective, Pending
-from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.plan import BatchCache
 from hvd_compress.engine.slots import slots_of
@@ -145,9 +144,8 @@ class Steps:
         for slot in self._slots:
             slot.route = Route(codec_class("launches", "codec", codec)(), exchange=exchange)
         self._gradients = [torch.randn_like(p) for p in parameters]
-        self._context = EncodeContext(kernels, 0, 0)
         hosts = Hosts(ranks, min(_LOCAL, ranks // 2))
-        self._cache = BatchCache(self._context, Group(0, ranks, hosts))
+        self._cache = BatchCache(kernels, Group(0, ranks, hosts))
         self._exchange = exchange
         self.seconds = 0.0
 
@@ -157,7 +155,7 @@ class Steps:
         Args:
             stage: a function from a stage's name to a context, entered around the rank's own work.
         """
-        self._context.last.begin()
+        self._cache.last.begin()
         gradients = [one.clone() for one in self._gradients]
         with stage("encode"):
             batch, exchanging = self._cache.make(self._slots, gradients)

@@ -10,7 +10,6 @@ from benchmarks.compressions import Compression
 from benchmarks.exchanges.base import Answer, Clock, Exchange, Work
 from hvd_compress.codecs import CODECS, Codec, ErrorFeedback, codec_class
 from hvd_compress.engine.comm import Pending
-from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.plan import BatchCache
 from hvd_compress.engine.slots import Slot
@@ -82,8 +81,7 @@ class Coded(Exchange):
     def prepare(self, collectives: Collectives, threads: int, elements: int) -> Work:
         hosts = Hosts(collectives.size, hvd.local_size())
         group = Group(collectives.rank, collectives.size, hosts)
-        encoder = EncodeContext(Executors(threads), 0, collectives.rank)
-        batches = BatchCache(encoder, group)
+        batches = BatchCache(Executors(threads), group)
         transport = Scopes(collectives)
         exchange = EXCHANGES[self.name]
         if "local" in exchange.stages:

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_compress.engine import packing
-from hvd_compress.engine.comm import Collective, Comm, Content, Sending, phase
-from hvd_compress.engine.encode_context import EncodeContext
+from hvd_compress.engine.comm import Collective, Comm, Sending, phase
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.failures import change_of_some, explained
 from hvd_compress.engine.levels import LevelBatch
 from hvd_compress.engine.low_rank import LowRankBatch
-from hvd_compress.engine.residuals import (
-    Columns,
-    Factor,
-    FixedColumns,
-    Holder,
-    Pair,
-    transpose,
-    transpose_back,
-)
-from hvd_compress.engine.uncompressed import all_finite
+from hvd_compress.engine.residuals import BucketResiduals, Columns, transpose, transpose_back
+from hvd_compress.engine.uncompressed import Uncompressed, all_finite
 from hvd_compress.exchanges.layout import CHANGED, USED, Piece
 from hvd_compress.kernels.batch import BatchPayloadError
 from hvd_compress.kernels.cpu_arrays import FixedArrays
@@ -34,9 +25,6 @@ from hvd_compress.ranks.errors import ExchangeError
 
 if TYPE_CHECKING:
     from hvd_compress.engine.plan import BucketPlan, Table
-
-OwnerWork = Callable[[torch.Tensor, dict[str, Any]], None]
-"""Changes the average of a part in place, on the owner; the state is kept from step to step."""
 
 
 class Batch:
@@ -47,16 +35,15 @@ class Batch:
     :attr:`error` keeps the error, and :meth:`write` raises it.
 
     Args:
-        encoder: the kernels, the seed and the loss scale of this rank.
         plan: the plan of the bucket.
         gradients: one gradient for each slot of the plan, with the slot's shape, all of one dtype, in any
             memory order; results are written over them.
         used: whether this rank's backward pass reached each parameter; None means all of them.
-        owner_step: changes averages on the owners before they send them; None for no change.
         encoded: whether anything is encoded; if not, residuals are added to the gradients.
 
     Attributes:
         plan: the plan of the bucket.
+        residuals: the residuals of the gradients.
         gradients: the given gradients; results are written over them.
         flats: the gradients' elements in the order in which they are sent, shape=(n,) each: row-major, in
             the transposed matrix if ranks divide columns; empty after :meth:`write`.
@@ -74,11 +61,9 @@ class Batch:
 
     def __init__(
         self,
-        encoder: EncodeContext,
         plan: BucketPlan,
         gradients: Sequence[torch.Tensor],
         used: Sequence[bool] | None = None,
-        owner_step: OwnerWork | None = None,
         *,
         encoded: bool = True,
     ) -> None:
@@ -87,32 +72,25 @@ class Batch:
         self.error: Exception | None = None
         self.nonfinite = False
         self.word: torch.Tensor | None = None
-        self._encoder = encoder
-        self._kernels = encoder.kernels
-        self._owner_step = owner_step
+        self._kernels = plan.cache.kernels
         self.gradients = gradients
         self.order(gradients[0])
         self._used = [True] * len(gradients) if used is None else list(used)
         self._unused = [] if used is None else [n for n, one in enumerate(self._used) if not one]
         self._originals = {position: gradients[position].clone() for position in self._unused}
-        # One record for all used gradients, whose changes are kept or undone together.
-        self._changes = [encoder.last.changes()] * len(gradients)
-        for position in self._unused:
-            self._changes[position] = encoder.last.changes()
-        self._taken_up: list[Columns] = []
-        self._take_over()
+        self.residuals = BucketResiduals(plan, gradients, self._unused, encoded=encoded)
         flats = [gradient.ravel() for gradient in gradients]
         self._copied = [n for n, one in enumerate(gradients) if not one.is_contiguous()]
         if plan.transposed:
-            for position, matrix in plan.transposed:
+            for position, matrix in plan.transposed.items():
                 flats[position] = transpose(gradients[position], matrix)
-            self._copied = sorted({*self._copied, *dict(plan.transposed)})
+            self._copied = sorted({*self._copied, *plan.transposed})
         self.flats: Sequence[torch.Tensor] = FixedArrays(flats)
         self.steps = [slot.step for slot in plan.slots]
         self._write: Callable[[float], None] | None = None
         self._flags: torch.Tensor | None = None
         self._sent = Counters()
-        self.encoded = 0
+        self.encoded: int = 0
         self._encode_seconds = self.decode_seconds = 0.0
 
     def encode(self, table: Table) -> torch.Tensor:
@@ -124,7 +102,7 @@ class Batch:
         Returns:
             The message, shape=(bytes,), uint8; zeros if the encoding fails.
         """
-        return self._encode(table, self.flats, self.take_up, self.plan.transposed)
+        return self._encode(table, self.flats, self.residuals.take_up, self.plan.transposed)
 
     def encode_averages(self, table: Table, averages: Sequence[torch.Tensor]) -> torch.Tensor:
         """Encodes averages of the parts that this rank owns, with the residuals of these parts.
@@ -136,7 +114,7 @@ class Batch:
         Returns:
             The message, shape=(bytes,), uint8; zeros if the encoding fails.
         """
-        return self._encode(table, averages, lambda: self._owned, ())
+        return self._encode(table, averages, lambda: self.residuals.averages, {})
 
     def decode(
         self,
@@ -144,6 +122,9 @@ class Batch:
         values: Sequence[torch.Tensor],
         rows: torch.Tensor,
         scale: float,
+        sender: Callable[[Piece, int], int],
+        *,
+        role: str = "",
         word: torch.Tensor | None = None,
     ) -> bool:
         """Writes ``scale`` times the sum of every piece's payloads, of which each row has one.
@@ -153,6 +134,8 @@ class Batch:
             values: the result, one array for each gradient, shape=(n,).
             rows: one message per row, shape=(k, bytes), uint8.
             scale: the factor of the sums.
+            sender: the same as in :meth:`load`.
+            role: the role in which this rank receives the payloads, for errors.
             word: a word on the device, shape=(1,), int32, for what only the device knows; see
                 :class:`hvd_compress.kernels.interface.Batch`.
 
@@ -160,13 +143,25 @@ class Batch:
             Whether a payload was encoded from an Inf or a NaN, as far as the host knows.
 
         Raises:
-            BatchPayloadError: a payload was altered in transit, or is missing.
+            PayloadError: a payload was altered in transit.
+            ExchangeError: a rank has sent no payload.
         """
+        pieces, slots = table.layout.pieces, self.plan.slots
+
+        def name(entry: int, row: int) -> tuple[str, int]:
+            piece = pieces[entry]
+            return f"{slots[piece.member].name}{role}", sender(piece, row)
+
         self.order(rows)
         if self.plan.deferred:
             keep_from_reuse(rows)
-        with self.decoding():
-            return table.kernels.decode_sum(values, self.steps, rows, scale, word)
+            table.kernels.name_senders(name)  # For errors that a later step raises.
+        try:
+            with self.decoding():
+                return table.kernels.decode_sum(values, self.steps, rows, scale, word)
+        except BatchPayloadError as error:
+            payload = rows[error.rank, pieces[error.entry].offset :]
+            raise explained(error, payload, *name(error.entry, error.rank)) from None
 
     def average(self, table: Table, rows: torch.Tensor, first: int = 0) -> Sequence[torch.Tensor]:
         """The ranks' averages of the parts that this rank owns, changed by the owner step.
@@ -179,22 +174,21 @@ class Batch:
         Returns:
             One average for each gradient, shape=(n,), float32; empty if this rank owns no element.
         """
-        pieces = table.layout.pieces
         sizes, device = self.plan.owned_sizes, self.flats[0].device
         averages = FixedArrays.cut(
             torch.empty(sum(sizes), dtype=torch.float32, device=device), sizes
         )
-        if not pieces:
+        if not table.layout.pieces:
             return averages
-        self._name_senders(table, lambda _, row: first + row, ", as its owner")
         with phase("average"):
-            try:
-                self.decode(table, averages, rows, 1 / len(rows))
-            except BatchPayloadError as error:
-                piece = pieces[error.entry]
-                name = f"{self.plan.slots[piece.member].name}, as its owner"
-                payload = rows[error.rank, piece.offset :]
-                raise explained(error, payload, name, first + error.rank) from None
+            self.decode(
+                table,
+                averages,
+                rows,
+                1 / len(rows),
+                lambda _, row: first + row,
+                role=", as its owner",
+            )
             self.step_averages(averages)
         return averages
 
@@ -246,7 +240,7 @@ class Batch:
         Args:
             averages: one average per gradient, shape=(n,), float32; empty if this rank owns no element.
         """
-        if self._owner_step is None:
+        if self.plan.cache.owner_step is None:
             return
         for position, average in enumerate(averages):
             if average.numel() and bool(average.isfinite().all()):
@@ -295,22 +289,13 @@ class Batch:
                 tensors: it may be needed when an error is found in a later step.
             flags: every rank's flags, shape=(senders, gradients), not 0 where the gradient was used.
         """
-
         owners = self.plan.owners
 
         def write(scale: float) -> None:
-            pieces = table.layout.pieces
             scale = scale if owners is None else scale * owners.weight
-            if pieces and self.plan.deferred:
+            if table.layout.pieces and self.plan.deferred:
                 self.word = torch.zeros(1, dtype=torch.int32, device=rows.device)
-            self._name_senders(table, sender)
-            try:
-                self.nonfinite |= self.decode(table, self.flats, rows, scale, self.word)
-            except BatchPayloadError as error:
-                piece = pieces[error.entry]
-                name = self.plan.slots[piece.member].name
-                payload = rows[error.rank, piece.offset :]
-                raise explained(error, payload, name, sender(piece, error.rank)) from None
+            self.nonfinite |= self.decode(table, self.flats, rows, scale, sender, word=self.word)
 
         self.load_by(write, flags)
 
@@ -369,7 +354,7 @@ class Batch:
         self._decided()
         for position in self._copied:
             gradient, flat = self.gradients[position], self.flats[position]
-            matrix = self.plan.matrices[position]
+            matrix = self.plan.transposed.get(position)
             flat = flat if matrix is None else transpose_back(flat, matrix)
             gradient.copy_(flat.view(gradient.shape))
         for position, original in self._originals.items():
@@ -391,44 +376,11 @@ class Batch:
         if self._encoded:
             for slot in self.plan.slots:
                 slot.step += 1
-        if isinstance(dropped, torch.Tensor) and self._taken_up:
-            # Of parameters that no rank used, too: their next residuals are discarded.
-            self._kernels.restore(self._taken_up, dropped)
-        for changes, used in dict(zip(self._changes, self._used, strict=True)).items():
-            changes.settle(dropped if used else True)
+        self.residuals.settle(dropped, self._used)
 
     def withdraw(self) -> None:
         """Leaves residuals as they were; called instead of :meth:`settle` if nothing was sent."""
-        for changes in dict.fromkeys(self._changes):
-            changes.withdraw()
-
-    def take_up(self) -> Columns:
-        """The slots' residuals, and the arrays for the next ones; None where there is no feedback."""
-        return self._take_up("gradients", self.plan.slots)
-
-    def take_up_factors(self, ranks: Sequence[int]) -> list[Pair]:
-        """The slots' right factors, and the arrays for the next ones.
-
-        Args:
-            ranks: the number of columns of each gradient's factor.
-        """
-        pairs = [self._take_up_factor(*one) for one in enumerate(ranks)]
-        self._taken_up.append(([before for before, _ in pairs], [after for _, after in pairs]))
-        return pairs
-
-    def _take_up_factor(self, position: int, rank: int) -> Pair:
-        slot, changes = self.plan.slots[position], self._changes[position]
-        before = slot.factor
-        if before is None or before.rank != rank:
-            slot.factor = Factor(rank, residual=self.plan.first_factor(position).clone())
-
-            def restore() -> None:
-                slot.factor = before
-
-            changes.when(lambda: None, restore)
-        assert slot.factor is not None
-        changes.moved.append(slot.factor)
-        return slot.factor.take_up(1.0, self.gradients[0].device, self.order)
+        self.residuals.withdraw()
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
@@ -485,46 +437,29 @@ class Batch:
         self.write_flags(own)
         return (given != own).any()
 
+    def see(self, finite: torch.Tensor) -> None:
+        """Drops the step if some number was not finite.
+
+        Args:
+            finite: whether all were, shape=(), bool, on the gradients' device.
+        """
+        if self.plan.deferred:
+            word = finite.logical_not().int().view(1)
+            self.word = word if self.word is None else self.word | word
+        else:
+            self.nonfinite |= not bool(finite)
+
     def order(self, tensor: torch.Tensor) -> None:
         """Makes the current stream of a CUDA tensor's device wait for the streams of earlier work."""
         if not tensor.is_cpu:
             self._kernels.order(tensor)
-
-    def _take_over(self) -> None:
-        """Releases residuals of other exchanges and codecs, and takes up those of this rank's parts."""
-        plan = self.plan
-        owned = [slot.owned for slot in plan.slots if slot.owned is not None]
-        # Here, and not between the collectives: memory belongs to the stream that it is made in.
-        self._owned: Columns = (), ()
-        if plan.keeps_residuals and self._encoded:
-            if plan.owners is None and not owned:
-                return
-            again = len(owned) == len(plan.slots) and self._again("averages", owned)
-            if again:
-                self._owned = self._take_up("averages", owned, again)
-                return
-        self._release(self._encoder.loss_scale)
-        if plan.owners is not None:
-            owned = [slot.owned for slot in plan.slots if slot.owned is not None]
-            self._owned = self._take_up("averages", owned)
-
-    def _release(self, scale: float) -> None:
-        plan = self.plan
-        keeps = plan.slots[0].route.residuals
-        for position, slot in enumerate(plan.slots):
-            gradient, changes = self.gradients[position], self._changes[position]
-            enabled = self._encoded and plan.residual_dtypes[position] is not None
-            if plan.owners is not None or slot.owned is not None:
-                changes.own(slot, gradient, plan.owned[position], scale, keep=enabled)
-            if slot.residual is not None and not (enabled and keeps):
-                changes.release(slot, gradient, scale)
 
     def _encode(
         self,
         table: Table,
         values: Sequence[torch.Tensor],
         take_up: Callable[[], Columns],
-        transposed: Sequence[tuple[int, tuple[int, int]]],
+        transposed: Mapping[int, tuple[int, int]],
     ) -> torch.Tensor:
         layout, device = table.layout, self.flats[0].device
         message = torch.empty(layout.size, dtype=torch.uint8, device=device)
@@ -535,7 +470,7 @@ class Batch:
             # The slots keep residuals in the gradient's order, which any codec and exchange can use.
             residuals, following = _transposed((before, after), transposed)
             table.kernels.encode(values, residuals, following, self.steps, message)
-            for position, matrix in transposed:
+            for position, matrix in transposed.items():
                 kept, written = after[position], following[position]
                 if kept is not None and written is not None:
                     kept.copy_(transpose_back(written, matrix))
@@ -550,54 +485,14 @@ class Batch:
         with self.encoding():
             return self.guard(work, layout.size)
 
-    def _again(self, role: str, holders: Sequence[Holder]) -> FixedColumns | None:
-        """The columns of the last exchange, if it had these residuals for the same purpose."""
-        encoder = self._encoder
-        return encoder.last.columns_again((self.plan, role), holders, encoder.loss_scale)
-
-    def _take_up(
-        self, role: str, holders: Sequence[Holder], columns: FixedColumns | None = None
-    ) -> FixedColumns:
-        """Residuals of gradients or of averages: ``columns``, or those of the last exchange, or others."""
-        dtypes = self.plan.residual_dtypes if self._encoded else [None] * len(holders)
-        if columns is None and self._encoded:
-            columns = self._again(role, holders)
-        if columns is None:
-            scale, device, order = self._encoder.loss_scale, self.gradients[0].device, self.order
-            pairs = [
-                (None, None) if dtype is None else holder.take_up(scale, device, order, dtype)
-                for holder, dtype in zip(holders, dtypes, strict=True)
-            ]
-            columns = (
-                FixedArrays(before for before, _ in pairs),
-                FixedArrays(after for _, after in pairs),
-            )
-        if not self._unused and None not in dtypes:
-            self._changes[0].moved += holders
-        else:
-            for changes, holder, dtype in zip(self._changes, holders, dtypes, strict=True):
-                if dtype is not None:
-                    changes.moved.append(holder)
-        if any(dtypes):
-            self._encoder.last.columns[self.plan, role] = columns
-            self._taken_up.append(columns)
-        return columns
-
     def _run_owner_step(self, position: int, average: torch.Tensor) -> None:
-        owned, scale = self.plan.slots[position].owned, self._encoder.loss_scale
-        assert owned is not None and self._owner_step is not None
-        before, state = owned.state, owned.copy_state(average.device)
-        average.div_(scale)
-        self._owner_step(average, state)
-        average.mul_(scale)
-
-        def keep() -> None:
-            owned.state = state
-
-        def restore() -> None:
-            owned.state = before
-
-        self._changes[position].when(keep, restore)
+        owned, cache = self.plan.slots[position].owned, self.plan.cache
+        assert owned is not None and cache.owner_step is not None
+        state = owned.copy_state(average.device)
+        average.div_(cache.loss_scale)
+        cache.owner_step(average, state)
+        average.mul_(cache.loss_scale)
+        self.residuals.changes[position].assign(owned, state=state)
 
     def _judge_sums(self) -> None:
         """Drops the step if a sum exceeds half precision, because loss scalers skip such a step.
@@ -607,14 +502,8 @@ class Batch:
         if self.flats[0].dtype != torch.float16:
             return  # All are of one dtype.
         sums = [flat for flat in self.flats if flat.numel()]
-        if not sums:
-            return
-        finite = all_finite(sums)
-        if self.plan.deferred:
-            word = finite.logical_not().int().view(1)
-            self.word = word if self.word is None else self.word | word
-        else:
-            self.nonfinite |= not bool(finite)
+        if sums:
+            self.see(all_finite(sums))
 
     def _check_changes(self) -> None:
         """Raises ``ExchangeError`` if other ranks have changed the routes of gradients."""
@@ -630,26 +519,13 @@ class Batch:
             used = self._flags[:, : len(self._used)].any(0).tolist()
             self._used = [one or other for one, other in zip(self._used, used, strict=True)]
 
-    def _name_senders(
-        self, table: Table, sender: Callable[[Piece, int], int], role: str = ""
-    ) -> None:
-        """Says who sends payloads, for errors that a device finds and a later step raises."""
-        if self.plan.deferred:
-            pieces, slots = table.layout.pieces, self.plan.slots
 
-            def name(entry: int, row: int) -> tuple[str, int]:
-                piece = pieces[entry]
-                return f"{slots[piece.member].name}{role}", sender(piece, row)
-
-            table.kernels.name_senders(name)
-
-
-def _transposed(columns: Columns, matrices: Sequence[tuple[int, tuple[int, int]]]) -> Columns:
+def _transposed(columns: Columns, matrices: Mapping[int, tuple[int, int]]) -> Columns:
     """Residuals in the order in which their gradients are sent, and arrays for the next ones."""
     if not matrices:
         return columns
     before, after = map(list, columns)
-    for position, matrix in matrices:
+    for position, matrix in matrices.items():
         residual, following = before[position], after[position]
         if residual is not None and following is not None:
             before[position] = transpose(residual, matrix)
@@ -657,7 +533,7 @@ def _transposed(columns: Columns, matrices: Sequence[tuple[int, tuple[int, int]]
     return before, after
 
 
-def judge(contents: Sequence[Content]) -> bool | torch.Tensor:
+def judge(contents: Sequence[Batch | Uncompressed]) -> bool | torch.Tensor:
     """Whether a step has to be dropped, because some rank sent an Inf or a NaN in it.
 
     Args:

@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch.autograd import profiler
 
 from hvd_compress.exchanges.base import Group, Scope
 from hvd_compress.ranks.counters import Counters
+
+if TYPE_CHECKING:
+    from hvd_compress.engine.batch import Batch
+    from hvd_compress.engine.uncompressed import Uncompressed
 
 Sending = Generator["Collective", torch.Tensor, torch.Tensor]
 """A part of an exchange: yields collectives, receives their results, and returns the combined result."""
@@ -162,37 +166,6 @@ class Comm:
         return Collective("all_reduce", values, self.size, self.rank, self.scope, (), op)
 
 
-class Content(Protocol):
-    """The content of a bucket: gradients in a batch, or uncompressed gradients.
-
-    Attributes:
-        error: the first error on this rank; None without one.
-        nonfinite: whether some rank sent an Inf or a NaN, as far as the host knows.
-        word: a word on the device that is not 0 if some rank sent an Inf or a NaN; None unless only the
-            device knows.
-    """
-
-    error: Exception | None
-    nonfinite: bool
-    word: torch.Tensor | None
-
-    def write(self, scale: float) -> None:
-        """Writes ``scale`` times the sum of the ranks' gradients over the gradients."""
-        ...
-
-    def settle(self, dropped: bool | torch.Tensor) -> None:
-        """Accepts or discards the next residuals."""
-        ...
-
-    def note(self, collective: Collective) -> None:
-        """Counts the bytes of a collective."""
-        ...
-
-    def count(self, counters: Counters) -> None:
-        """Adds the bytes sent, the elements encoded and the times to the counters."""
-        ...
-
-
 class Pending:
     """The running exchange of a bucket.
 
@@ -200,22 +173,18 @@ class Pending:
         name: the name of the exchange's collectives, the same on every rank.
         number: the exchange's position in an order that is the same on every rank.
         exchanging: the generator. The constructor runs it up to its first collective, so that it encodes.
-        content: the content of the bucket, which counts every collective that the exchange asks for.
+        content: the gradients of the bucket, which count every collective that the exchange asks for.
 
     Attributes:
         name: the name of the exchange's collectives.
-        content: the content of the bucket.
+        content: the gradients of the bucket.
         stage: the number of collectives that are over, without remainders.
         request: the collective that the exchange waits for; None at the end.
         error: the error of the generator or of a collective; None without one.
     """
 
     def __init__(
-        self,
-        name: str,
-        number: int,
-        exchanging: Exchanging,
-        content: Content,
+        self, name: str, number: int, exchanging: Exchanging, content: Batch | Uncompressed
     ) -> None:
         self.name = name
         self.content = content

@@ -13,7 +13,6 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.checks import check_choice, check_number, check_threads
 from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.engine import owner_steps
-from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.owner_steps import OwnerStep
 from hvd_compress.engine.plan import BatchCache
@@ -157,8 +156,7 @@ class CompressorBase:
         self._group = group
         self._rank, self._size = group.rank, group.size
         self._last.replace()
-        self._encoder = EncodeContext(self._kernels, self._seed, group.rank, self._last)
-        self._batches = BatchCache(self._encoder, group, self._owner_step)
+        self._batches = BatchCache(self._kernels, group, self._seed, self._owner_step, self._last)
 
     @staticmethod
     @abstractmethod
@@ -325,7 +323,7 @@ class CompressorBase:
         self._last.begin()
         # Once: reading the loss scale waits for a GPU.
         scaler = self._grad_scaler
-        self._encoder.loss_scale = 1.0 if scaler is None else float(scaler.get_scale())
+        self._batches.loss_scale = 1.0 if scaler is None else float(scaler.get_scale())
         self._batches.begin_step()
 
     def _busy(self) -> bool:

@@ -9,13 +9,10 @@ from typing import Any
 import torch
 
 from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.failures import change_of_some
-from hvd_compress.engine.plan import BucketPlan, Table
+from hvd_compress.engine.plan import BatchCache, BucketPlan, Table
 from hvd_compress.engine.slots import Slot
-from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.layout import CHANGED
-from hvd_compress.exchanges.packing import Length
 from hvd_compress.exchanges.routing import Route
 
 
@@ -27,29 +24,25 @@ class Inquiry(Batch):
     flags of all ranks announce a change, no gradient has been sent, and the ranks can use their new routes.
 
     Args:
-        encoder: the same as in :class:`Batch`.
-        group: the ranks.
+        cache: the same as in :class:`BucketPlan`.
         former: each gradient's slot, and the route of its gradients until now.
         gradients: the same as in :class:`Batch`, but not changed.
-        lengths: the same as in :class:`BucketPlan`, for the former routes.
     """
 
     encodes = False
 
     def __init__(
         self,
-        encoder: EncodeContext,
-        group: Group,
+        cache: BatchCache,
         former: Sequence[tuple[Slot, Route]],
         gradients: Sequence[torch.Tensor],
-        lengths: dict[str, Length],
     ) -> None:
         slots = [
             replace(slot, route=route, residual=None, next_residual=None, owned=None, factor=None)
             for slot, route in former
         ]
-        plan = BucketPlan(encoder, slots, group, gradients[0], lengths)
-        super().__init__(encoder, plan, [torch.zeros_like(one) for one in gradients])
+        plan = BucketPlan(cache, slots, gradients[0])
+        super().__init__(plan, [torch.zeros_like(one) for one in gradients])
         self._senders: int | None = None
 
     def check(self) -> None:

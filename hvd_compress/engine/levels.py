@@ -28,7 +28,7 @@ class LevelBatch:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._layout, self._kernels = batch.plan.level_table()
+        self._layout, self._kernels = batch.plan.level_table
         self._own = self._norms = torch.empty(0, dtype=torch.float32, device="cpu")
         self.flags = self._layout.norms - len(batch.plan.members)
 
@@ -37,7 +37,7 @@ class LevelBatch:
 
         def work() -> torch.Tensor:
             message = torch.zeros(self._layout.norms, dtype=torch.float32, device="cpu")
-            self._residuals = self._batch.take_up()
+            self._residuals = self._batch.residuals.take_up()
             self._kernels.norms(self._batch.flats, self._residuals[0], message)
             self._batch.write_flags(message[self.flags :])
             self._own = message.clone()  # The other ranks' come into the message.

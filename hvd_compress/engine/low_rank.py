@@ -42,8 +42,8 @@ class LowRankBatch:
 
         def work() -> torch.Tensor:
             batch = self._batch
-            self._residuals = list(zip(*batch.take_up(), strict=True))
-            self._kept = batch.take_up_factors(self._ranks)
+            self._residuals = list(zip(*batch.residuals.take_up(), strict=True))
+            self._kept = batch.residuals.take_up_factors(self._ranks)
             bases = orthonormal([factor for factor, _ in self._kept])
             message = batch.flats[0].new_empty(sum(self._rows), dtype=torch.float32)
             for position, out in enumerate(message.split(self._rows)):
@@ -111,11 +111,7 @@ class LowRankBatch:
         keep_from_reuse(right, *self._bases)
         if batch.plan.deferred:
             right = torch.where(right[-2] == batch.plan.group.size, right, torch.nan)
-        finite = right.isfinite().all()
-        if batch.plan.deferred:
-            batch.word = finite.logical_not().int().view(1)
-        else:
-            batch.nonfinite |= not bool(finite)
+        batch.see(right.isfinite().all())
         with batch.decoding():
             for position, factor in enumerate(self._split(right, self._columns)):
                 # A column of zeros would be one in all later steps, too.

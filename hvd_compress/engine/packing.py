@@ -6,6 +6,7 @@ See :mod:`hvd_compress.exchanges.packing`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,7 +90,7 @@ def two_shots(
     packed_parts = [torch.zeros(0, dtype=torch.uint8, device="cpu")] * comm.size
     with batch.encoding():
         for owner, part in enumerate(message.split(parts.layout.sections)):
-            work = _packing(sections[owner], part, sent[owner])
+            work = partial(_pack, sections[owner], part, sent[owner])
             packed_parts[owner] = batch.guard(work, sent[owner])
     if batch.error is not None:
         packed_parts = [torch.zeros(size, dtype=torch.uint8, device="cpu") for size in sent]
@@ -134,10 +135,6 @@ def _with_rest(comm: Comm, packed: torch.Tensor, rows: torch.Tensor, longest: in
     """Gathers the rest of the messages; the result is as long as the longest message needs."""
     rest = yield comm.all_gather(_cut(packed, rows.shape[1], longest), remainder=True)
     return torch.cat([rows, rest], 1)
-
-
-def _packing(places_of: Places, message: torch.Tensor, least: int) -> Callable[[], torch.Tensor]:
-    return lambda: _pack(places_of, message, least)
 
 
 def _pack(places_of: Places, message: torch.Tensor, least: int, received: int = 0) -> torch.Tensor:

@@ -11,17 +11,18 @@ from typing import TypeVar
 import torch
 
 from hvd_compress.codecs import LevelCodec, NoiseKey, PowerSGD
-from hvd_compress.engine.batch import Batch, OwnerWork
+from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.cold_start import cold_start
 from hvd_compress.engine.comm import Comm, Exchanging
-from hvd_compress.engine.encode_context import EncodeContext
+from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.engine.residuals import LastExchange
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges import integer_sum, low_rank
 from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.layout import USED, Member, MessageLayout, OwnedPart, Owners
 from hvd_compress.exchanges.packing import Length, describe
 from hvd_compress.exchanges.registry import EXCHANGES
-from hvd_compress.exchanges.routing import Route
 from hvd_compress.kernels.batch import Arrays, Entry
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch, LevelEntry
 from hvd_compress.kernels.interface import Batch as NativeBatch
@@ -69,13 +70,12 @@ class BucketPlan:
     """The members of a bucket, their exchange, and the tables of the bucket's messages.
 
     Args:
-        encoder: the kernels, the seed and the loss scale of this rank.
+        cache: the kernels, the ranks and the rest that all plans of a compressor share.
         slots: the gradients' slots, whose routes are of one kind.
-        group: the ranks.
         like: a tensor on the gradients' device.
-        lengths: the lengths of the bucket's packed messages, by name; they outlive the plan.
 
     Attributes:
+        cache: the argument of that name.
         members: the bucket's members, for layouts.
         inner: whether the ranks of a host encode gradients with codecs of their own.
         packed: whether messages are packed, because payloads may be shorter than their places.
@@ -83,50 +83,41 @@ class BucketPlan:
         owners: the ranks that divide the gradients; None if ranks do not divide them.
         owned: this rank's part of each gradient; None if ranks do not divide gradients.
         owned_sizes: the number of elements in each of these parts.
-        matrices: the rows and columns of each gradient that is transposed before ranks divide it; None for
-            other gradients.
-        transposed: the positions and the matrices of the gradients that are transposed.
+        transposed: the rows and columns, by position, of the gradients that are transposed before ranks
+            divide them.
         residual_dtypes: the dtype of each gradient's residuals; None without feedback.
         keeps_residuals: whether every gradient has feedback, and the exchange keeps this rank's residuals.
     """
 
-    def __init__(
-        self,
-        encoder: EncodeContext,
-        slots: Sequence[Slot],
-        group: Group,
-        like: torch.Tensor,
-        lengths: dict[str, Length],
-    ) -> None:
+    def __init__(self, cache: BatchCache, slots: Sequence[Slot], like: torch.Tensor) -> None:
+        self.cache = cache
         self.slots = slots
-        self.group = group
+        self.group = cache.group
         self.exchange = slots[0].route.exchange
         self.inner = slots[0].route.inner is not None
         self.members = [
             Member(slot.index, slot.shape, slot.route.codec, slot.route.inner) for slot in slots
         ]
         self.packed = any(member.codec.varies for member in self.members)
-        self.deferred = encoder.kernels.deferred(like) is not None
-        self.owners: Owners | None = EXCHANGES[self.exchange].owners(group)
+        self.deferred = cache.kernels.deferred(like) is not None
+        self.owners: Owners | None = EXCHANGES[self.exchange].owners(self.group)
         self.owned: list[OwnedPart | None] = [None] * len(slots)
         if self.owners is not None:
             self.owned = [self.owners.owned(member) for member in self.members]
         self.owned_sizes = [part[1] - part[0] if part else 0 for part in self.owned]
-        self.matrices = [
-            None if self.owners is None else member.shared.transposed for member in self.members
-        ]
-        self.transposed = [(n, one) for n, one in enumerate(self.matrices) if one is not None]
+        self.transposed = {
+            number: matrix
+            for number, member in enumerate(self.members if self.owners is not None else ())
+            if (matrix := member.shared.transposed) is not None
+        }
         feedbacks = [slot.route.feedback for slot in slots]
         self.residual_dtypes: list[torch.dtype | None] = [
             getattr(torch, one.residual_dtype) if one.enabled else None for one in feedbacks
         ]
         self.keeps_residuals = None not in self.residual_dtypes and slots[0].route.residuals
-        self._encoder = encoder
         self._like = like.new_empty(0)
-        self._lengths = lengths
+        self._lengths = cache.lengths_of(slots)
         self._kept: dict[str, object] = {}
-        self._tables: dict[str, Table] = {}
-        self._levels: tuple[integer_sum.LevelLayout, CpuLevelBatch] | None = None
 
     @property
     def names(self) -> str:
@@ -155,24 +146,24 @@ class BucketPlan:
             name: the message's name among the messages of the exchange.
             layout: makes the message's layout; called only for a new name.
         """
-        if name not in self._tables:
-            made = layout()
-            entries = [
-                Entry(
-                    piece.codec,
-                    piece.shape,
-                    self.slots[piece.member].route.feedback,
-                    NoiseKey(self._encoder.seed, piece.stream, self.members[piece.member].index),
-                    piece.offset,
-                )
-                for piece in made.pieces
-            ]
-            kernels = self._encoder.kernels.batch(entries, self._arrays(made), self._like)
-            tail = self._like.new_zeros(made.size - made.end, dtype=torch.uint8)
-            flags = made.flags - made.end
-            tail[flags : flags + len(self.members)] = USED
-            self._tables[name] = Table(made, kernels, tail)
-        return self._tables[name]
+        return self.keep(f"table {name}", lambda: self._table(layout()))
+
+    def _table(self, layout: MessageLayout) -> Table:
+        entries = [
+            Entry(
+                piece.codec,
+                piece.shape,
+                self.slots[piece.member].route.feedback,
+                NoiseKey(self.cache.seed, piece.stream, self.members[piece.member].index),
+                piece.offset,
+            )
+            for piece in layout.pieces
+        ]
+        kernels = self.cache.kernels.batch(entries, self._arrays(layout), self._like)
+        tail = self._like.new_zeros(layout.size - layout.end, dtype=torch.uint8)
+        flags = layout.flags - layout.end
+        tail[flags : flags + len(self.members)] = USED
+        return Table(layout, kernels, tail)
 
     def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
         """The result of ``make`` for a name; ``make`` is called only for a new name."""
@@ -191,25 +182,17 @@ class BucketPlan:
             self._lengths[name] = Length(full)
         return self._lengths[name]
 
+    @cached_property
     def level_table(self) -> tuple[integer_sum.LevelLayout, CpuLevelBatch]:
         """The layout of an integer sum's messages, and the kernels for them."""
-        if self._levels is None:
-            made = integer_sum.layout(self.members, self.group.size)
-            entries = []
-            for piece, member, slot in zip(made.pieces, self.members, self.slots, strict=True):
-                assert isinstance(member.codec, LevelCodec)
-                entry = LevelEntry(
-                    member.codec,
-                    member.shape,
-                    slot.route.feedback,
-                    NoiseKey(self._encoder.seed, self._encoder.rank, member.index),
-                    piece.bits,
-                    piece.norm_offset,
-                    piece.word_offset,
-                )
-                entries.append(entry)
-            self._levels = made, CpuLevelBatch(entries, self._encoder.kernels.threads)
-        return self._levels
+        made = integer_sum.layout(self.members, self.group.size)
+        entries = []
+        for piece, member, slot in zip(made.pieces, self.members, self.slots, strict=True):
+            assert isinstance(member.codec, LevelCodec)
+            noise = NoiseKey(self.cache.seed, self.group.rank, member.index)
+            entry = LevelEntry(member.codec, member.shape, slot.route.feedback, noise, *piece)
+            entries.append(entry)
+        return made, CpuLevelBatch(entries, self.cache.kernels.threads)
 
     def first_factor(self, position: int) -> torch.Tensor:
         """The right factor of a gradient in the first step: shape=(columns, rank), float32."""
@@ -217,7 +200,7 @@ class BucketPlan:
         def make() -> torch.Tensor:
             member = self.members[position]
             assert isinstance(member.codec, PowerSGD)
-            rank, seed = member.codec.rank, self._encoder.seed
+            rank, seed = member.codec.rank, self.cache.seed
             numbers = low_rank.first(member.shape, rank, seed, member.index)
             return torch.from_numpy(numbers).to(self._like.device)
 
@@ -225,33 +208,40 @@ class BucketPlan:
 
     def _arrays(self, layout: MessageLayout) -> Arrays:
         """One array for each member: the member's gradient, or this rank's part of it."""
-        if layout.own is None:
-            sizes = [member.count for member in self.members]
-            return Arrays(sizes, [(piece.member, piece.begin) for piece in layout.pieces])
-        sizes = [end - begin for begin, end in layout.own]
-        return Arrays(sizes, [(piece.member, 0) for piece in layout.pieces])
+        if layout.own:
+            return Arrays(self.owned_sizes, [(piece.member, 0) for piece in layout.pieces])
+        sizes = [member.count for member in self.members]
+        return Arrays(sizes, [(piece.member, piece.begin) for piece in layout.pieces])
 
 
 class BatchCache:
-    """Makes the batches of one compressor.
+    """Makes the batches of one compressor, and holds what they share.
 
     Args:
-        encoder: the kernels, the seed and the loss scale of this rank.
+        kernels: the kernels that encode and decode.
         group: the ranks.
+        seed: the seed of the noise.
         owner_step: changes averages on the owners of parts; None for no change.
+        last: receives the changes of each exchange.
 
     Attributes:
+        kernels, group, seed, owner_step, last: the arguments of these names.
+        loss_scale: the loss scale of this step's gradients.
         comm: the collectives among the ranks.
-        owner_step: the argument of that name.
     """
 
     def __init__(
-        self, encoder: EncodeContext, group: Group, owner_step: OwnerWork | None = None
+        self,
+        kernels: Executors,
+        group: Group,
+        seed: int = 0,
+        owner_step: OwnerStep | None = None,
+        last: LastExchange | None = None,
     ) -> None:
+        self.kernels, self.group, self.seed = kernels, group, seed
+        self.owner_step, self.last = owner_step, LastExchange() if last is None else last
+        self.loss_scale = 1.0
         self.comm = Comm(group)
-        self.owner_step = owner_step
-        self._encoder = encoder
-        self._group = group
         self._plans: dict[tuple[object, ...], BucketPlan] = {}
         # A device may have met errors with them, which their kernels explain in a later step.
         self._forgotten: deque[BucketPlan] = deque(maxlen=_MOST_PLANS)
@@ -301,18 +291,17 @@ class BatchCache:
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
                 self.forget_plans()
-            lengths = self.lengths_of((slot, slot.route) for slot in slots)
-            plan = self._plans[key] = BucketPlan(
-                self._encoder, slots, self._group, gradients[0], lengths
-            )
-        batch = Batch(self._encoder, plan, gradients, used, self.owner_step, encoded=encoded)
+            plan = self._plans[key] = BucketPlan(self, slots, gradients[0])
+        batch = Batch(plan, gradients, used, encoded=encoded)
         return batch, self.exchange(batch) if encoded else cold_start(batch, self.comm)
 
     def exchange(self, batch: Batch) -> Exchanging:
         """The exchange of a batch, which has not begun."""
         return EXCHANGES[batch.plan.exchange].run(batch, self.comm)
 
-    def lengths_of(self, routes: Iterable[tuple[Slot, Route]]) -> dict[str, Length]:
+    def lengths_of(self, slots: Iterable[Slot]) -> dict[str, Length]:
         """The lengths of a bucket's messages, by name; they outlive the bucket's plan."""
-        key = tuple((slot.index, slot.shape, route.exchange, route.codec) for slot, route in routes)
+        key = tuple(
+            (slot.index, slot.shape, slot.route.exchange, slot.route.codec) for slot in slots
+        )
         return self._lengths.setdefault(key, {})

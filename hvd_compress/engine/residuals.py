@@ -17,6 +17,7 @@ from hvd_compress.kernels.cpu_arrays import FixedArrays
 from hvd_compress.ranks.errors import ExchangeError
 
 if TYPE_CHECKING:
+    from hvd_compress.engine.plan import BucketPlan
     from hvd_compress.engine.slots import Slot
 
 
@@ -133,11 +134,13 @@ class Owned(Holder):
     def copy_state(self, device: torch.device) -> dict[str, Any]:
         """Copies the state of the owner step, with the part's tensors on a device."""
         return {
-            key: value.to(device, copy=True)
-            if torch.is_tensor(value) and value.shape == (self.count,)
-            else copy.deepcopy(value)
+            key: value.to(device, copy=True) if self.has_elements(value) else copy.deepcopy(value)
             for key, value in self.state.items()
         }
+
+    def has_elements(self, value: Any) -> bool:
+        """Whether a value in :attr:`state` is a tensor with a number for each element of the part."""
+        return torch.is_tensor(value) and value.shape == (self.count,)
 
     @property
     def part(self) -> OwnedPart:
@@ -209,20 +212,13 @@ class Changes:
 
     def __init__(self) -> None:
         self.moved: list[Holder] = []
-        self._if_accepted: list[Callable[[], None]] = []
-        self._if_dropped: list[Callable[[], None]] = []
+        self._assigned: list[tuple[object, dict[str, Any], dict[str, Any]]] = []
         self._on_device = False
         self.accepted = False
 
-    def when(self, accepted: Callable[[], None], dropped: Callable[[], None]) -> None:
-        """Registers two functions; one is called when it is known whether the step is accepted.
-
-        Args:
-            accepted: makes a change.
-            dropped: restores the state before the change, whether or not the change has been made.
-        """
-        self._if_accepted.append(accepted)
-        self._if_dropped.append(dropped)
+    def assign(self, owner: object, **values: Any) -> None:
+        """Sets attributes if the step is accepted, or resets them to their present values if it is not."""
+        self._assigned.append((owner, values, {name: getattr(owner, name) for name in values}))
 
     def release(self, slot: Slot, gradient: torch.Tensor, loss_scale: float) -> None:
         """Adds an earlier codec's residual to the gradient, and discards it if the step is accepted."""
@@ -265,12 +261,9 @@ class Changes:
                 self.release_owned(slot, gradient, loss_scale)
             return
         self.release_owned(slot, gradient, loss_scale)
-        slot.owned = None if part is None else Owned(*part)
-
-        def restore() -> None:
-            slot.owned = before
-
-        self.when(lambda: None, restore)
+        owned = None if part is None else Owned(*part)
+        self.assign(slot, owned=owned)
+        slot.owned = owned
 
     def settle(self, dropped: bool | torch.Tensor) -> None:
         """Accepts the changes, or undoes them.
@@ -283,14 +276,14 @@ class Changes:
             for holder in self.moved:
                 holder.swap()
             # Objects of the host: rare enough to wait for the device.
-            if self._if_accepted:
-                self._call(bool(dropped.item()))
+            if self._assigned:
+                self._assign(bool(dropped.item()))
             self.accepted = self._on_device = True
             return
         if not dropped:
             for holder in self.moved:
                 holder.swap()
-        self._call(dropped)
+        self._assign(dropped)
         self.accepted = not dropped
 
     def withdraw(self) -> None:
@@ -307,21 +300,18 @@ class Changes:
         if self.accepted:
             for holder in self.moved:
                 holder.swap()
-            self._call(True)
+            self._assign(dropped=True)
             self.accepted = False
 
-    def _call(self, dropped: bool) -> None:
-        for call in self._if_dropped if dropped else self._if_accepted:
-            call()
+    def _assign(self, dropped: bool) -> None:
+        for owner, values, former in self._assigned:
+            for name, value in (former if dropped else values).items():
+                setattr(owner, name, value)
 
     def _add(self, rest: torch.Tensor, slot: Slot, gradient: torch.Tensor, holder: Holder) -> None:
         gradient.add_(rest.view(slot.shape).to(gradient.dtype))
-        residual, scale = holder.residual, holder.residual_scale
-
-        def restore() -> None:
-            holder.residual, holder.residual_scale = residual, scale
-
-        self.when(holder.forget, restore)
+        scale = holder.residual_scale
+        self.assign(holder, residual=None, residual_scale=scale, next_residual=None)
 
 
 class LastExchange:
@@ -394,3 +384,139 @@ class LastExchange:
             )
         for changes in self._changes:
             changes.take_back()
+
+
+class BucketResiduals:
+    """Takes up the residuals of a bucket's gradients, and accepts or undoes their changes.
+
+    Residuals that neither the exchange nor the codecs use are added to the gradients at once.
+
+    Args:
+        plan: the plan of the bucket.
+        gradients: the gradients of the :class:`~hvd_compress.engine.batch.Batch`.
+        unused: the positions of the gradients whose parameters this rank's backward pass did not reach.
+        encoded: whether anything is encoded; if not, all residuals are added to the gradients.
+
+    Attributes:
+        changes: the record of each gradient's changes.
+        averages: the residuals of the parts that this rank owns, and the arrays for the next ones; empty if
+            ranks do not divide gradients.
+    """
+
+    def __init__(
+        self,
+        plan: BucketPlan,
+        gradients: Sequence[torch.Tensor],
+        unused: Sequence[int],
+        *,
+        encoded: bool,
+    ) -> None:
+        self._plan, self._gradients = plan, gradients
+        self._unused, self._encoded = unused, encoded
+        # One record for all used gradients, whose changes are kept or undone together.
+        self.changes = [plan.cache.last.changes()] * len(gradients)
+        for position in unused:
+            self.changes[position] = plan.cache.last.changes()
+        self._taken_up: list[Columns] = []
+        # Here, and not between the collectives: memory belongs to the stream that it is made in.
+        self.averages: Columns = (), ()
+        owned = [slot.owned for slot in plan.slots if slot.owned is not None]
+        if plan.keeps_residuals and encoded:
+            if plan.owners is None and not owned:
+                return
+            again = len(owned) == len(plan.slots) and self._again("averages", owned)
+            if again:
+                self.averages = self._take_up("averages", owned, again)
+                return
+        self._release(plan.cache.loss_scale)
+        if plan.owners is not None:
+            owned = [slot.owned for slot in plan.slots if slot.owned is not None]
+            self.averages = self._take_up("averages", owned)
+
+    def take_up(self) -> Columns:
+        """The slots' residuals, and the arrays for the next ones; None where there is no feedback."""
+        return self._take_up("gradients", self._plan.slots)
+
+    def take_up_factors(self, ranks: Sequence[int]) -> list[Pair]:
+        """The slots' right factors, and the arrays for the next ones.
+
+        Args:
+            ranks: the number of columns of each gradient's factor.
+        """
+        pairs = [self._take_up_factor(*one) for one in enumerate(ranks)]
+        self._taken_up.append(([before for before, _ in pairs], [after for _, after in pairs]))
+        return pairs
+
+    def settle(self, dropped: bool | torch.Tensor, used: Sequence[bool]) -> None:
+        """Accepts the next residuals, or undoes all changes.
+
+        Args:
+            dropped: whether the step is dropped; or a word on the gradients' device that is not 0 if it is.
+            used: whether some rank used each parameter; the other parameters' residuals stay.
+        """
+        if isinstance(dropped, torch.Tensor) and self._taken_up:
+            # Of parameters that no rank used, too: their next residuals are discarded.
+            self._plan.cache.kernels.restore(self._taken_up, dropped)
+        for changes, one in dict(zip(self.changes, used, strict=True)).items():
+            changes.settle(dropped if one else True)
+
+    def withdraw(self) -> None:
+        """Leaves residuals as they were; called instead of :meth:`settle` if nothing was sent."""
+        for changes in dict.fromkeys(self.changes):
+            changes.withdraw()
+
+    def _take_up_factor(self, position: int, rank: int) -> Pair:
+        slot, changes = self._plan.slots[position], self.changes[position]
+        if slot.factor is None or slot.factor.rank != rank:
+            factor = Factor(rank, residual=self._plan.first_factor(position).clone())
+            changes.assign(slot, factor=factor)
+            slot.factor = factor
+        changes.moved.append(slot.factor)
+        return slot.factor.take_up(1.0, self._gradients[0].device, self._plan.cache.kernels.order)
+
+    def _release(self, scale: float) -> None:
+        plan = self._plan
+        keeps = plan.slots[0].route.residuals
+        for position, slot in enumerate(plan.slots):
+            gradient, changes = self._gradients[position], self.changes[position]
+            enabled = self._encoded and plan.residual_dtypes[position] is not None
+            if plan.owners is not None or slot.owned is not None:
+                changes.own(slot, gradient, plan.owned[position], scale, keep=enabled)
+            if slot.residual is not None and not (enabled and keeps):
+                changes.release(slot, gradient, scale)
+
+    def _again(self, role: str, holders: Sequence[Holder]) -> FixedColumns | None:
+        """The columns of the last exchange, if it had these residuals for the same purpose."""
+        return self._plan.cache.last.columns_again(
+            (self._plan, role), holders, self._plan.cache.loss_scale
+        )
+
+    def _take_up(
+        self, role: str, holders: Sequence[Holder], columns: FixedColumns | None = None
+    ) -> FixedColumns:
+        """Residuals of gradients or of averages: ``columns``, or those of the last exchange, or others."""
+        dtypes = self._plan.residual_dtypes if self._encoded else [None] * len(holders)
+        if columns is None and self._encoded:
+            columns = self._again(role, holders)
+        if columns is None:
+            cache, device = self._plan.cache, self._gradients[0].device
+            pairs = [
+                (None, None)
+                if dtype is None
+                else holder.take_up(cache.loss_scale, device, cache.kernels.order, dtype)
+                for holder, dtype in zip(holders, dtypes, strict=True)
+            ]
+            columns = (
+                FixedArrays(before for before, _ in pairs),
+                FixedArrays(after for _, after in pairs),
+            )
+        if not self._unused and None not in dtypes:
+            self.changes[0].moved += holders
+        else:
+            for changes, holder, dtype in zip(self.changes, holders, dtypes, strict=True):
+                if dtype is not None:
+                    changes.moved.append(holder)
+        if any(dtypes):
+            self._plan.cache.last.columns[self._plan, role] = columns
+            self._taken_up.append(columns)
+        return columns

@@ -12,7 +12,7 @@ import torch
 from hvd_compress.codecs.base import Shape, as_matrix
 from hvd_compress.engine.residuals import Factor, Owned, in_place, transpose
 from hvd_compress.engine.slots import Slot
-from hvd_compress.engine.state_checks import check, check_parts, expect_state
+from hvd_compress.engine.state_checks import OWNED_FIELDS, check, check_parts, expect_state
 from hvd_compress.exchanges.layout import OwnedPart
 from hvd_compress.ranks import resize as rule
 
@@ -65,16 +65,16 @@ def restore(
     check("load_state_dict", slots, state, place)
     tensors = state["tensors"]
     for slot in slots:
-        owned = tensors[slot.name]["owned"]
-        if owned is not None and owned["state"]:
-            _check_cut(slot, owned, owned_by(slot))
+        part = _owned(tensors[slot.name])
+        if part is not None and part.state:
+            _check_cut(slot, part, owned_by(slot))
     # Copies are made before anything is changed: there may be no memory for them.
     copies = [_copy(tensors[slot.name], slot.parameter.device) for slot in slots]
     for slot, saved in zip(slots, copies, strict=True):
         slot.forget()
         slot.residual, slot.residual_scale = saved["residual"], saved["residual_scale"]
         slot.step, slot.exchanges = saved["step"], saved["exchanges"]
-        slot.owned = None if saved["owned"] is None else Owned(**saved["owned"])
+        slot.owned = _owned(saved)
         factor = saved["factor"]
         slot.factor = None if factor is None else Factor(factor.shape[1], residual=factor)
 
@@ -144,10 +144,9 @@ def unsent(saved: dict[str, Any], shape: Shape) -> torch.Tensor:
     total = _zeros(math.prod(shape))
     if saved["residual"] is not None:
         total += _numbers(saved) / saved["residual_scale"]
-    owned = saved["owned"]
-    if owned is not None and owned["residual"] is not None:
-        part = _numbers(owned) * (owned["weight"] / owned["residual_scale"])
-        total += in_place(part, owned["begin"], shape, owned["transposed"])
+    owned = _owned(saved)
+    if owned is not None and owned.residual is not None:
+        total += owned.spread(shape, owned.weight / owned.residual_scale).cpu()
     return total
 
 
@@ -175,18 +174,17 @@ def _resized(
         if one["residual"] is not None:
             residual = _zeros(count) if residual is None else residual
             residual += _numbers(one) * (factor * scale / one["residual_scale"])
-    parts = [one["owned"] for one in saved]
+    parts = [part for part in map(_owned, saved) if part is not None]
     sums = None
     for part in parts:
-        if part is not None and part["residual"] is not None:
+        if part.residual is not None:
             sums = _zeros(count) if sums is None else sums
-            share = part["weight"] / len(saved) * (scale / part["residual_scale"])
-            rest = _numbers(part) * share
-            sums += in_place(rest, part["begin"], shape, part["transposed"])
+            share = part.weight / len(saved) * (scale / part.residual_scale)
+            sums += part.spread(shape, share).cpu()
     if owned is not None:
         owned.residual_scale = scale
         owned.residual = None if sums is None else _part(sums, shape, owned)
-        owned.state = _cut_anew([part for part in parts if part is not None], shape, owned)
+        owned.state = _cut_anew(parts, shape, owned)
     elif sums is not None:
         residual = sums if residual is None else residual + sums
     return {
@@ -202,39 +200,38 @@ def _part(whole: torch.Tensor, shape: Shape, owned: Owned) -> torch.Tensor:
     return ordered[owned.begin : owned.end].clone()
 
 
-def _cut_anew(parts: list[dict[str, Any]], shape: Shape, owned: Owned) -> dict[str, Any]:
+def _cut_anew(parts: list[Owned], shape: Shape, owned: Owned) -> dict[str, Any]:
     """The owner step's state for a part, from its states for the parts of an earlier job."""
     state: dict[str, Any] = {}
     if not owned.count:
         return state
     whole: dict[str, torch.Tensor] = {}
     for part in parts:
-        for key, value in part["state"].items():
-            if not _by_element(value, part):
+        for key, value in part.state.items():
+            if not part.has_elements(value):
                 state.setdefault(key, copy.deepcopy(value))
                 continue
-            placed = in_place(value.cpu(), part["begin"], shape, part["transposed"])
+            placed = in_place(value.cpu(), part.begin, shape, part.transposed)
             whole[key] = whole[key] + placed if key in whole else placed
     return state | {key: _part(value, shape, owned) for key, value in whole.items()}
 
 
 def _as_dict(owned: Owned) -> dict[str, Any]:
-    fields = ("begin", "end", "weight", "transposed", "residual", "residual_scale", "state")
-    return {field: getattr(owned, field) for field in fields}
+    return {field: getattr(owned, field) for field in OWNED_FIELDS}
 
 
-def _by_element(value: Any, part: dict[str, Any]) -> bool:
-    return torch.is_tensor(value) and tuple(value.shape) == (part["end"] - part["begin"],)
+def _owned(saved: dict[str, Any]) -> Owned | None:
+    """The record of the owned part in a snapshot's entry."""
+    return None if saved["owned"] is None else Owned(**saved["owned"])
 
 
-def _check_cut(slot: Slot, saved: dict[str, Any], owned: Owned | None) -> None:
+def _check_cut(slot: Slot, saved: Owned, owned: Owned | None) -> None:
     """Raises ``ValueError`` if an owner step's state is that of another part than the rank owns now."""
-    part = saved["begin"], saved["end"], saved["weight"], saved["transposed"]
-    if owned is not None and owned.part != part:
+    if owned is not None and owned.part != saved.part:
         raise ValueError(
             f"load_state_dict: {slot.name}: expected the state of an owner_step for "
-            f"{_described(owned.part)}, got one for {_described(part)}: the codec or the exchange shares "
-            f"gradients out in another way; load_resized() the states of all ranks"
+            f"{_described(owned.part)}, got one for {_described(saved.part)}: the codec or the exchange "
+            f"shares gradients out in another way; load_resized() the states of all ranks"
         )
 
 

@@ -15,7 +15,7 @@ from hvd_compress.engine.slots import Slot
 
 _POSITIONS = ("step", "exchanges")
 _FIELDS = ("residual", "residual_scale", *_POSITIONS, "owned", "factor")
-_OWNED_FIELDS = ("begin", "end", "weight", "transposed", "residual", "residual_scale", "state")
+OWNED_FIELDS = ("begin", "end", "weight", "transposed", "residual", "residual_scale", "state")
 
 _MOST = 2**63 - 1
 
@@ -97,7 +97,7 @@ def _check_saved(who: str, shape: Shape, saved: Any) -> None:
     if owned is None:
         return
     who = f"{who}'s part"
-    _check_fields(who, owned, _OWNED_FIELDS)
+    _check_fields(who, owned, OWNED_FIELDS)
     for field, low, high in (("begin", 0, count), ("end", 0, count), ("weight", 1, _MOST)):
         check_number(who, field, owned[field], low, high, integer=True)
     if owned["begin"] > owned["end"]:

@@ -6,7 +6,7 @@ import functools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -19,13 +19,6 @@ _MESSAGE = (
     "script has thrown them away, call compressor.drop_step() on every rank, or error feedback brings them "
     "back in later steps; if it has used them, ignore this warning"
 )
-
-
-class Watcher(Protocol):
-    """An object that is told about the steps of optimizers."""
-
-    def note(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called after every step of an optimizer, whatever its parameters are."""
 
 
 class TorchUse(Use):
@@ -159,10 +152,10 @@ def _note_none(parameter: torch.Tensor, anew: set[bool]) -> None:
 
 
 _compressors: weakref.WeakSet[TorchUse] = weakref.WeakSet()
-_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+_watchers: weakref.WeakSet[TorchUse | Discarded] = weakref.WeakSet()
 
 
-def _watch(watcher: Watcher) -> None:
+def _watch(watcher: TorchUse | Discarded) -> None:
     """Reports steps to a watcher as long as something else refers to the watcher."""
     _watch_optimizers()
     _watchers.add(watcher)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -110,25 +110,18 @@ def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> 
     return codec.from_levels(total, norms) * np.float32(scale)
 
 
-@dataclass(frozen=True)
-class LevelPiece:
+class LevelPiece(NamedTuple):
     """A gradient as levels that ranks add.
 
     Attributes:
-        member: the gradient's position in the bucket.
         bits: the number of bits in a lane.
         norm_offset: the offset of the gradient's norms in the message of norms, in float32 numbers.
-        norms: the number of the gradient's norms.
         word_offset: the offset of the gradient's levels in the message of levels, in words of 4 bytes.
-        words: the number of the gradient's words.
     """
 
-    member: int
     bits: int
     norm_offset: int
-    norms: int
     word_offset: int
-    words: int
 
 
 @dataclass(frozen=True)
@@ -151,16 +144,14 @@ def layout(members: Sequence[Member], size: int) -> LevelLayout:
     """The layout of every gradient's norms and levels, for sums over ``size`` ranks."""
     pieces = []
     norm_offset = word_offset = 0
-    for position, member in enumerate(members):
+    for member in members:
         codec = member.codec
         assert isinstance(codec, LevelCodec)
         bits = bits_of(codec, size)
-        norms, words = codec.layout(member.shape).scales, codec.level_words(member.shape, bits)
-        pieces.append(LevelPiece(position, bits, norm_offset, norms, word_offset, words))
-        norm_offset += norms
-        word_offset += words
-    words = word_offset + EXTRA_WORDS
-    return LevelLayout(tuple(pieces), norm_offset + len(members), words)
+        pieces.append(LevelPiece(bits, norm_offset, word_offset))
+        norm_offset += codec.layout(member.shape).scales
+        word_offset += codec.level_words(member.shape, bits)
+    return LevelLayout(tuple(pieces), norm_offset + len(members), word_offset + EXTRA_WORDS)
 
 
 def run(batch: Batch, comm: Comm) -> Exchanging:

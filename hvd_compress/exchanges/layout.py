@@ -88,15 +88,14 @@ class MessageLayout:
         flags: the offset of the members' flags in bytes, behind all payloads.
         size: the size of the message, in bytes.
         sections: the bytes for each rank in an all_to_all; otherwise empty.
-        own: this rank's part of every gradient if arrays hold these parts; None if arrays hold whole
-            gradients.
+        own: whether arrays hold this rank's parts of gradients, and not whole gradients.
     """
 
     pieces: tuple[Piece, ...]
     flags: int
     size: int
     sections: tuple[int, ...] = ()
-    own: tuple[tuple[int, int], ...] | None = None
+    own: bool = False
 
     @cached_property
     def end(self) -> int:
@@ -182,7 +181,7 @@ class Owners:
         """The layout of this rank's message of averages, as long as the longest owner's message."""
         pieces, _ = self._parts(members, self.own, 0, stream)
         longest = max(self._parts(members, owner, 0, 0)[1] for owner in range(self.size))
-        return replace(_with_flags(pieces, longest, len(members)), own=self.ranges(members))
+        return replace(_with_flags(pieces, longest, len(members)), own=True)
 
     def received(self, members: Sequence[Member], *, inner: bool = False) -> MessageLayout:
         """The layout of each message that this rank receives as an owner, as :meth:`sections`.
@@ -190,11 +189,7 @@ class Owners:
         Decoding needs no noise: streams are 0.
         """
         pieces, end = self._parts(members, self.own, 0, 0, inner)
-        return MessageLayout(tuple(pieces), end, end, own=self.ranges(members))
-
-    def ranges(self, members: Sequence[Member]) -> tuple[tuple[int, int], ...]:
-        """This rank's part [begin, end) of every gradient."""
-        return tuple(self.part(member) for member in members)
+        return MessageLayout(tuple(pieces), end, end, own=True)
 
     def gathered(self, members: Sequence[Member], stride: int) -> MessageLayout:
         """The layout of all owners' messages, ``stride`` bytes apart.

@@ -65,7 +65,7 @@ class ProcessGroupCompressor(CompressorBase):
     _asks_uncompressed: ClassVar[bool] = False
     """Whether messages of gradients that are not encoded can tell that a rank has made a change."""
     _made_by_use: ClassVar[frozenset[str]] = frozenset(
-        {"_kernels", "_encoder", "_batches", "_group", "_rank", "_size", "_collectives", "_device"}
+        {"_kernels", "_batches", "_group", "_rank", "_size", "_collectives", "_device"}
         | {"_made_launcher", "_process_group", "_bound", "_step", "_agreed", "_former", "_last"}
         | {"_formats", "_deferred"}
     )
@@ -445,8 +445,7 @@ class ProcessGroupCompressor(CompressorBase):
         for pairs in encoded.values():
             routes = [(slot, former[slot.index].route) for slot, _ in pairs]
             alike = [tensor for _, tensor in pairs]
-            lengths = self._batches.lengths_of(routes)
-            asked = Inquiry(self._encoder, self._group, routes, alike, lengths)
+            asked = Inquiry(self._batches, routes, alike)
             bucket.inquiries.append(_encoded_part(asked, self._batches.exchange(asked)))
         for dtype, rows in uncompressed.items():
             # No zeros, which ranks without the change would add as gradients.
@@ -464,7 +463,7 @@ class ProcessGroupCompressor(CompressorBase):
     def _release(self, changes: Changes, slot: Slot, tensor: torch.Tensor) -> None:
         # Where no rank uses a parameter, DDP throws the average away: what is released would be lost.
         if self._uses(slot):
-            scale = self._encoder.loss_scale
+            scale = self._batches.loss_scale
             changes.release(slot, tensor, scale)
             changes.release_owned(slot, tensor, scale)
 

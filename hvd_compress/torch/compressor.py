@@ -363,7 +363,7 @@ class Compressor(CompressorBase, HorovodCompressor):
         """The tensor that Horovod sums itself; it includes what earlier codecs have not sent."""
         if not gradient.is_cpu:
             self._kernels.order(gradient)
-        scale = self._encoder.loss_scale
+        scale = self._batches.loss_scale
         if not idle:
             self._changes.release(slot, gradient, scale)
             self._changes.release_owned(slot, gradient, scale)

@@ -11,7 +11,6 @@ import torch
 
 from hvd_compress.codecs import OneBit
 from hvd_compress.engine.comm import Pending
-from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.plan import BatchCache
 from hvd_compress.engine.residuals import Holder
@@ -34,18 +33,17 @@ class Rank:
         self.slots = slots_of([(str(shape), torch.zeros(shape)) for shape in SHAPES])
         for slot in self.slots:
             slot.route = Route(OneBit(64), exchange=exchange)
-        self.context = EncodeContext(Executors(1), 0, 0)
-        self._cache = BatchCache(self.context, Group(0, 1))
+        self.cache = BatchCache(Executors(1), Group(0, 1))
         self._forgets = forgets
 
     def step(self, number: int, *, dropped: bool = False) -> list[torch.Tensor]:
         """Exchanges gradients, and returns what comes of them."""
         if self._forgets:
-            self.context.last.columns.clear()
-        self.context.last.begin()
+            self.cache.last.columns.clear()
+        self.cache.last.begin()
         made = torch.Generator().manual_seed(number)
         gradients = [torch.randn(shape, generator=made) for shape in SHAPES]
-        batch, exchanging = self._cache.make(self.slots, gradients)
+        batch, exchanging = self.cache.make(self.slots, gradients)
         pending = Pending("bucket", 0, exchanging, batch)
         assert pending.request is None and pending.error is None
         batch.write(1.0)
@@ -101,7 +99,7 @@ def swap(rank: Rank, slot: Slot) -> None:
 
 
 def scale(rank: Rank, slot: Slot) -> None:
-    rank.context.loss_scale = 8.0
+    rank.cache.loss_scale = 8.0
 
 
 @pytest.mark.parametrize("change", (load, load_bfloat16, lose_the_next, swap, scale))

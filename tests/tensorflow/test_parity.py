@@ -14,7 +14,6 @@ import torch
 
 from benchmarks.papers.cpu_levels import CpuLevels
 from hvd_compress.codecs import LevelCodec, NoiseKey
-from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.plan import BatchCache
 from hvd_compress.engine.slots import Slot
@@ -56,7 +55,7 @@ def _slots(route: Route, dtype: str) -> tuple[Slot, GraphSlot]:
 
 
 def _batches() -> BatchCache:
-    return BatchCache(EncodeContext(Executors(1), SEED, RANK), Group(RANK, RANKS))
+    return BatchCache(Executors(1), Group(RANK, RANKS), SEED)
 
 
 class _Steps:

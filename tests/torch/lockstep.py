@@ -10,7 +10,6 @@ import torch
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.engine.batch import Batch, judge
 from hvd_compress.engine.comm import Collective, Pending
-from hvd_compress.engine.encode_context import EncodeContext
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.plan import BatchCache
 from hvd_compress.engine.slots import Slot
@@ -59,8 +58,7 @@ class Lockstep:
             for _ in range(size)
         ]
         self.batches = [
-            BatchCache(EncodeContext(Executors(1), 0, group.rank), group, owner_step)
-            for group in self._groups
+            BatchCache(Executors(1), group, owner_step=owner_step) for group in self._groups
         ]
         self.started: list[list[tuple[str, int]]] = []
         self.errors: list[Exception] = []
