@@ -48,7 +48,7 @@ class AllReduce(Exchange):
         def work(gradient: torch.Tensor, clock: Clock) -> torch.Tensor:
             message, ctx = self._horovod.compress(gradient)
             clock.lap("encode")
-            total = collectives.wait(collectives.all_reduce(message, name))
+            total = collectives.all_reduce(message, name).wait()
             clock.lap("transfer")
             result = self._horovod.decompress(total, ctx)
             clock.lap("decode")

@@ -99,7 +99,7 @@ class Coded(Exchange):
             pending = Pending(f"{self.name}.{self._codec!r}.{elements}", 0, exchanging, batch)
             clock.lap("encode")
             while pending.request is not None:
-                rows = transport.wait(transport.start(pending.request, pending.label))
+                rows = transport.start(pending.request, pending.label).wait()
                 clock.lap("transfer")
                 pending.resume(rows)
                 clock.lap("between")

@@ -43,7 +43,7 @@ class HorovodTransport:
         handle = self._collectives.all_gather(line, "settings")
 
         def settle() -> None:
-            gathered = self._collectives.wait(handle)
+            gathered = handle.wait()
             try:
                 agreement.check(gathered.numpy().tobytes())
             except ExchangeError:
@@ -53,4 +53,4 @@ class HorovodTransport:
         return settle
 
     def run(self, collective: Collective, name: str) -> torch.Tensor:
-        return self._collectives.wait(self._collectives.start(collective, name))
+        return self._collectives.start(collective, name).wait()

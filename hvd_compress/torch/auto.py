@@ -92,9 +92,9 @@ class Auto(Planning, Compressor):
 
     def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
         handle = self._collectives.start(collective, name)
-        if not self._collectives.done(handle, _TIMEOUT):
+        if not handle.done(_TIMEOUT):
             raise ExchangeError(
                 f"expected all {self._size} ranks to measure after the same step, got some that never do: "
                 f"ranks have made different numbers of steps, or one has ended"
             )
-        return self._collectives.wait(handle)
+        return handle.wait()

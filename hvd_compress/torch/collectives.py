@@ -49,8 +49,27 @@ class Handle:
     own: torch.Tensor | None = None
     rank: int = 0
 
-    def result(self) -> torch.Tensor:
-        """The result of the collective; blocks in Horovod's own wait if the collective is not over."""
+    def done(self, within: float = 0.0) -> bool:
+        """Whether :meth:`wait` would return at once, now or within ``within`` seconds."""
+        started = time.monotonic()
+        while not hvd.poll(self.number):
+            waited = time.monotonic() - started
+            if waited >= within:
+                return False
+            time.sleep(min(max(_SHORTEST_PAUSE, _PAUSE_SHARE * waited), _LONGEST_PAUSE))
+        return True
+
+    def wait(self) -> torch.Tensor:
+        """The result; rows, if :meth:`Collectives.start` gave it any, are one for each rank in rank order.
+
+        Sleeps between checks until the result is there. Horovod's own wait spins, on a core that its
+        background thread and the other ranks need.
+
+        Raises:
+            PayloadError: the messages of the ranks and this rank's differ in size.
+            HorovodInternalError: Horovod has ended.
+        """
+        self.done(within=math.inf)
         result = hvd.synchronize(self.number)
         if isinstance(result, tuple):
             result = result[0]
@@ -75,8 +94,6 @@ def equal_hosts() -> bool:
 
 class Collectives:
     """Asynchronous named collectives among the ranks of a process set.
-
-    Implements :class:`hvd_compress.torch.progress.AsyncCollectives` for collectives among all of its ranks.
 
     Args:
         process_set: the same as the optimizer's; None is all ranks.
@@ -158,33 +175,6 @@ class Collectives:
         except ValueError:  # Horovod has ended meanwhile, because another rank has.
             return False
 
-    @staticmethod
-    def done(handle: Handle, within: float = 0.0) -> bool:
-        """Whether :meth:`wait` would return at once, now or within ``within`` seconds."""
-        if hvd.poll(handle.number):
-            return True
-        started = time.monotonic()
-        while not hvd.poll(handle.number):
-            waited = time.monotonic() - started
-            if waited >= within:
-                return False
-            time.sleep(min(max(_SHORTEST_PAUSE, _PAUSE_SHARE * waited), _LONGEST_PAUSE))
-        return True
-
-    @classmethod
-    def wait(cls, handle: Handle) -> torch.Tensor:
-        """A collective's result; rows, if :meth:`start` gave it any, are one for each rank in rank order.
-
-        Sleeps between checks until the result is there. Horovod's own wait spins, on a core that its
-        background thread and the other ranks need.
-
-        Raises:
-            PayloadError: the messages of the ranks and this rank's differ in size.
-            HorovodInternalError: Horovod has ended.
-        """
-        cls.done(handle, within=math.inf)
-        return handle.result()
-
     def barrier(self) -> None:
         """Returns when every rank has called it, or one of them has ended.
 
@@ -193,14 +183,12 @@ class Collectives:
         """
         with contextlib.suppress(HorovodInternalError):
             handle = self.all_gather(torch.zeros(1, dtype=torch.uint8, device="cpu"), "barrier")
-            if self.done(handle, within=_BARRIER_TIMEOUT):
-                self.wait(handle)
+            if handle.done(within=_BARRIER_TIMEOUT):
+                handle.wait()
 
 
 class Scopes:
     """The collectives of an exchange: among all ranks, those of a host, and those between hosts.
-
-    Implements :class:`hvd_compress.torch.progress.AsyncCollectives`.
 
     Args:
         collectives: the collectives among all ranks.
@@ -228,11 +216,3 @@ class Scopes:
     def start(self, collective: Collective, name: str) -> Handle:
         """Starts a collective among the ranks of its scope."""
         return self._by_scope[collective.scope].start(collective, name)
-
-    def done(self, handle: Handle) -> bool:
-        """Whether a collective is over."""
-        return Collectives.done(handle)
-
-    def wait(self, handle: Handle) -> torch.Tensor:
-        """A collective's result."""
-        return Collectives.wait(handle)

@@ -90,9 +90,9 @@ class Participation:
             timeout: seconds to wait for slower ranks.
         """
         if self._checking is not None:
-            if not self._collectives.done(self._checking, timeout):
+            if not self._checking.done(timeout):
                 return False
-            *self.tokens, to_compare = self._collectives.wait(self._checking).tolist()
+            *self.tokens, to_compare = self._checking.wait().tolist()
             self._checking = None
             if to_compare:
                 self.agreed = False
@@ -103,9 +103,9 @@ class Participation:
             settings = agreement.serialize(self._configuration())
             message = torch.frombuffer(bytearray(settings), dtype=torch.uint8)
             self._comparing = self._collectives.all_gather(message, "configuration")
-        if not self._collectives.done(self._comparing, timeout):
+        if not self._comparing.done(timeout):
             return False
-        gathered = self._collectives.wait(self._comparing)
+        gathered = self._comparing.wait()
         try:
             agreement.check(gathered.numpy().tobytes())
         except ExchangeError:

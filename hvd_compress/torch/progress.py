@@ -6,30 +6,12 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
 
-import torch
-
-from hvd_compress.engine.comm import Collective, Pending, phase
+from hvd_compress.engine.comm import Pending, phase
 from hvd_compress.ranks import threads
+from hvd_compress.torch.collectives import Handle, Scopes
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 100e-6, 1e-3
-
-
-class AsyncCollectives(Protocol):
-    """Collectives that are started now and waited for later."""
-
-    def start(self, collective: Collective, name: str) -> Any:
-        """Starts a collective; returns a handle."""
-        ...
-
-    def done(self, handle: Any) -> bool:
-        """Whether :meth:`wait` would return at once."""
-        ...
-
-    def wait(self, handle: Any) -> torch.Tensor:
-        """Waits for a collective; returns its result (:class:`~hvd_compress.engine.comm.Comm`)."""
-        ...
 
 
 class Poller:
@@ -46,10 +28,10 @@ class Poller:
     continue.
 
     Args:
-        transport: the collectives.
+        transport: starts the collectives.
     """
 
-    def __init__(self, transport: AsyncCollectives) -> None:
+    def __init__(self, transport: Scopes) -> None:
         self._state = _ProgressState(transport)
         self._thread: threading.Thread | None = None
 
@@ -74,10 +56,10 @@ class Poller:
 class _ProgressState:
     """The state that a progress thread and its owner share; the thread must not keep the owner alive."""
 
-    def __init__(self, transport: AsyncCollectives) -> None:
+    def __init__(self, transport: Scopes) -> None:
         self._transport = transport
         self._changed = threading.Condition()
-        self._under_way: dict[Pending, Any] = {}
+        self._under_way: dict[Pending, Handle] = {}
         self._over: list[Pending] = []
         self._working = 0
         self._finishing = self._closed = False
@@ -101,15 +83,13 @@ class _ProgressState:
                 )
                 if self._closed:
                     return
-                ready = next(
-                    (p for p, handle in self._under_way.items() if self._is_over(handle)), None
-                )
-                handle = None if ready is None else self._take(ready)
-            if ready is None:
+                ready = next((p for p, handle in self._under_way.items() if _is_over(handle)), None)
+                taken = None if ready is None else self._take(ready)
+            if taken is None:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:
-                self._resume(ready, handle)
+                self._resume(*taken)
                 pause = _SHORTEST_PAUSE
 
     def finish(self) -> Iterator[Pending]:
@@ -125,31 +105,24 @@ class _ProgressState:
                     if not over and not self._under_way:
                         return
                     if not over:
-                        first = min(self._under_way, key=lambda p: p.place)
-                        handle = self._take(first)
+                        taken = self._take(min(self._under_way, key=lambda p: p.place))
                 if over:
                     yield from over
                 else:
-                    self._resume(first, handle)
+                    self._resume(*taken)
         finally:
             with self._changed:
                 self._finishing = False
                 self._changed.notify_all()
 
-    def _is_over(self, handle: Any) -> bool:
-        try:
-            return self._transport.done(handle)
-        except Exception:
-            return True  # Waiting for it raises the same error, which is kept there.
-
-    def _take(self, pending: Pending) -> Any:
+    def _take(self, pending: Pending) -> tuple[Pending, Handle]:
         self._working += 1
-        return self._under_way.pop(pending)
+        return pending, self._under_way.pop(pending)
 
-    def _resume(self, pending: Pending, handle: Any) -> None:
+    def _resume(self, pending: Pending, handle: Handle) -> None:
         # Without the lock: an owner's work takes long, and hooks must be able to submit meanwhile.
         try:
-            result = self._transport.wait(handle)
+            result = handle.wait()
         except Exception as error:
             pending.fail(error)
         else:
@@ -169,3 +142,10 @@ class _ProgressState:
             except Exception as error:
                 pending.fail(error)
         self._over.append(pending)
+
+
+def _is_over(handle: Handle) -> bool:
+    try:
+        return handle.done()
+    except Exception:
+        return True  # Waiting for it raises the same error, which is kept there.

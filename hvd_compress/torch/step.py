@@ -61,7 +61,7 @@ class Step:
         warming_up: tells whether a gradient belongs to the cold start, and is not encoded.
 
     Attributes:
-        transport: starts the exchanges' collectives and waits for them.
+        transport: starts the exchanges' collectives.
     """
 
     def __init__(
@@ -313,9 +313,7 @@ class Bucket:
     wanted: int
     gradients: dict[Slot, torch.Tensor] = field(default_factory=dict)
 
-    def sorted(
-        self, which: Callable[[Slot], bool] = lambda slot: True
-    ) -> tuple[tuple[Slot, ...], list[torch.Tensor]]:
+    def sorted(self, which: Callable[[Slot], bool]) -> tuple[tuple[Slot, ...], list[torch.Tensor]]:
         """Slots and gradients of the slots that ``which`` selects, in the order of the parameters."""
         slots = tuple(sorted(filter(which, self.gradients), key=lambda slot: slot.index))
         return slots, [self.gradients[slot] for slot in slots]

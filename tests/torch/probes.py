@@ -9,6 +9,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from hvd_compress.torch.collectives import Handle
 from tests.torch_models import Probe
 
 
@@ -59,21 +60,19 @@ def watch(
         result: called with a collective's name and result, which may be altered in place.
     """
     transport = compressor._step.transport
-    start, wait = transport.start, transport.wait
-    names: dict[Any, str] = {}
+    start = transport.start
+
+    class Watched(Handle):
+        def wait(self) -> torch.Tensor:
+            rows = super().wait()
+            result(self.name, rows)
+            return rows
 
     def noted(collective: Any, name: str) -> Any:
         started(name)
-        handle = start(collective, name)
-        names[handle] = name
-        return handle
+        return Watched(**vars(start(collective, name)))
 
-    def shown(handle: Any) -> torch.Tensor:
-        rows = wait(handle)
-        result(names.pop(handle), rows)
-        return rows
-
-    transport.start, transport.wait = noted, shown
+    transport.start = noted
 
 
 def assert_identical_on_all_ranks(model: torch.nn.Module) -> None:

@@ -28,7 +28,7 @@ def test_a_waiting_rank_leaves_the_processor_to_others() -> None:
         handle = collectives.all_gather(own, "late")
     cpu, wall = time.thread_time(), time.perf_counter()
 
-    gathered = collectives.wait(handle)
+    gathered = handle.wait()
 
     cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
     assert gathered.tolist() == [0, 0, 0, 1, 1, 1]
@@ -43,7 +43,7 @@ def test_a_process_set_that_is_gone_is_an_error_after_which_elastic_training_goe
     collectives = Collectives(chosen, "gone")
     message = torch.zeros(4, dtype=torch.uint8)
     if hvd.rank() == 1:
-        assert collectives.wait(collectives.all_gather(message, "there")).numel() == 4
+        assert collectives.all_gather(message, "there").wait().numel() == 4
     number = chosen.process_set_id
     hvd.remove_process_set(chosen)
     chosen.process_set_id = number  # As for one that Horovod has removed by itself.

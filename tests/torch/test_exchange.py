@@ -33,7 +33,7 @@ def test_any_bytes_come_through_a_sum() -> None:
     comm = Comm(Group(hvd.rank(), hvd.size()))
     handle = collectives.start(comm.all_gather(messages[hvd.rank()].clone()), "all")
     assert handle.own is not None  # As a sum.
-    assert torch.equal(collectives.wait(handle), messages)
+    assert torch.equal(handle.wait(), messages)
 
 
 @on_ranks(2, alone=True)  # Else what other tests leave may be freed meanwhile.

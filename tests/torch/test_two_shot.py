@@ -19,7 +19,6 @@ from hvd_compress.codecs import (
     OneBit,
 )
 from hvd_compress.exchanges import buckets
-from hvd_compress.torch.collectives import Collectives
 from tests.ranks import on_ranks
 from tests.torch.probes import (
     assert_identical_on_all_ranks,
@@ -139,7 +138,7 @@ def test_the_second_shot_starts_while_the_backward_pass_still_runs() -> None:
     def known() -> bool:
         """The next hook sends, if the ranks are known to take part."""
         check = compressor._step._participation._checking
-        return check is None or bool(Collectives.done(check, 60.0))
+        return check is None or check.done(60.0)
 
     watch(compressor, started=note)
     gradients = targets(SHAPES, hvd.rank(), 1)
