@@ -131,8 +131,8 @@ class Training:
         return loss.item()
 
     def _report(self, run: int, loss: float) -> None:
-        kept, shapes = self._compressor.commit()["tensors"], self._compressor.shapes
-        own = (unsent(kept[name], shapes[name]) for name in self._named)
+        kept = self._compressor.state_dict()["tensors"]
+        own = (unsent(kept[name], p.shape) for name, p in self._named.items())
         average = _average(_flat(own), "churn.unsent")
         wanted, applied = self._state.wanted, self._state.applied
         missing = torch.linalg.vector_norm(wanted - applied - average).item()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hvd_compress.elastic.commits import Commit, Commits, Positions
-from hvd_compress.engine.state import unsent
+from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
 from hvd_compress.torch.compressor import Compressor
 from hvd_compress.torch.values import tell
 
@@ -31,26 +31,37 @@ class TorchCommits(Commits):
 
     def __init__(self, compressor: Compressor) -> None:
         super().__init__()
-        compressor.check_elastic()
+        if compressor._process_set not in (None, hvd.global_process_set):
+            raise ValueError(
+                "TorchState: expected a compressor with process_set=None, got one with a process set, "
+                "which a reset makes invalid"
+            )
+        if compressor._owner_step is not None:
+            raise ValueError(
+                "TorchState: expected a compressor without owner_step, got one whose state would be lost "
+                "with the rank that owns it"
+            )
         self.compressor = compressor
-        self._shapes = compressor.shapes
+        self._slots = list(compressor._slots)
         self._begun = self.take()
 
     def take(self) -> Commit:
-        """Copies this rank's part of a commit; the state is that of ``Compressor.commit``.
+        """Copies this rank's part of a commit; the state is a snapshot of the compressor.
 
         Raises:
             ExchangeError: gradients are being sent.
         """
-        state = self.compressor.commit()
-        positions = [(saved["step"], saved["exchanges"]) for saved in state["tensors"].values()]
-        sizes = [math.prod(shape) for shape in self._shapes.values()]
-        return Commit(self.place, positions, list(self._shapes), sizes, state)
+        self.compressor._expect_idle("commit")
+        self.compressor._kernels.settle()
+        state = copy.deepcopy(snapshot(self._slots, *self.place, self.compressor._seed))
+        positions = [(slot.step, slot.exchanges) for slot in self._slots]
+        names, sizes = [slot.name for slot in self._slots], [slot.count for slot in self._slots]
+        return Commit(self.place, positions, names, sizes, state)
 
     @property
     def place(self) -> tuple[int, int]:
         """The compressor's rank, and the number of ranks."""
-        return self.compressor.place
+        return self.compressor._rank, self.compressor._size
 
     def restore(self) -> None:
         """Goes back to the last commit, or to the beginning, and forgets the step in progress."""
@@ -60,7 +71,7 @@ class TorchCommits(Commits):
 
     def _unsent(self, commit: Commit) -> np.ndarray:
         tensors = commit.state["tensors"]
-        sums = [unsent(tensors[name], shape) for name, shape in self._shapes.items()]
+        sums = [unsent(tensors[slot.name], slot.shape) for slot in self._slots]
         return torch.cat(sums).numpy()
 
     def _gather(self, value: Any, what: str) -> list[Any]:
@@ -71,9 +82,19 @@ class TorchCommits(Commits):
         return hvd.allreduce(torch.from_numpy(numbers), op=hvd.Sum, name=name).numpy()
 
     def _go_back(self, commit: Commit, positions: Positions) -> None:
-        self.compressor.go_back(commit.state, positions)
+        state = commit.state
+        place = state["rank"], state["size"], state["seed"]
+        restore(self._slots, state, *place, self.compressor._owned_by)
+        self._continue_at(positions)
 
     def _begin_with(
         self, names: Sequence[str], parts: Sequence[np.ndarray], positions: Positions
     ) -> None:
-        self.compressor.begin_with((torch.from_numpy(part.copy()) for part in parts), positions)
+        for slot, part in zip(self._slots, parts, strict=True):
+            begin_with(slot, torch.from_numpy(part.copy()))
+        self._continue_at(positions)
+
+    def _continue_at(self, positions: Positions) -> None:
+        self.compressor._last.replace()
+        for slot, (step, exchanges) in zip(self._slots, positions, strict=True):
+            slot.step, slot.exchanges = step, exchanges

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,13 +12,11 @@ import torch
 from horovod.torch.compression import Compressor as HorovodCompressor
 
 from hvd_compress.codecs import Codec
-from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.residuals import Changes
 from hvd_compress.engine.slots import NamedParameters, Slot
-from hvd_compress.engine.state import begin_with, restore, snapshot
 from hvd_compress.engine.use import Discarded
 from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.base import Group
@@ -129,67 +126,6 @@ class Compressor(CompressorBase, HorovodCompressor):
                 if holder is not None and holder.residual is not None:
                     holder.residual.mul_(self._size / size)
         self._take_routes_again()
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """This rank, and the number of ranks."""
-        return self._rank, self._size
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        """The shape of each parameter, by name."""
-        return {slot.name: slot.shape for slot in self._slots}
-
-    def check_elastic(self) -> None:
-        """Raises ``ValueError`` if ranks cannot be added or removed while this compressor is in use."""
-        if self._process_set not in (None, hvd.global_process_set):
-            raise ValueError(
-                "TorchState: expected a compressor with process_set=None, got one with a process set, "
-                "which a reset makes invalid"
-            )
-        if self._owner_step is not None:
-            raise ValueError(
-                "TorchState: expected a compressor without owner_step, got one whose state would be lost "
-                "with the rank that owns it"
-            )
-
-    def commit(self) -> dict[str, Any]:
-        """A copy of this rank's state, as in :meth:`state_dict`.
-
-        Raises:
-            ExchangeError: gradients are being exchanged.
-        """
-        self._expect_idle("commit")
-        self._kernels.settle()
-        return copy.deepcopy(snapshot(self._slots, *self.place, self._seed))
-
-    def go_back(self, state: dict[str, Any], positions: Iterable[tuple[int, ...]]) -> None:
-        """Restores what :meth:`commit` returned, even if ranks were added or removed since.
-
-        Args:
-            state: the state.
-            positions: for each parameter, the position in the noise and the number of exchanges.
-        """
-        restore(self._slots, state, state["rank"], state["size"], state["seed"], self._owned_by)
-        self._continue_at(positions)
-
-    def begin_with(
-        self, parts: Iterable[torch.Tensor], positions: Iterable[tuple[int, ...]]
-    ) -> None:
-        """Begins with other residuals, and with no parts that this rank owns.
-
-        Args:
-            parts: for each parameter, the residual, shape=(n,), float32, without loss scaling.
-            positions: the same as in :meth:`go_back`.
-        """
-        for slot, part in zip(self._slots, parts, strict=True):
-            begin_with(slot, part)
-        self._continue_at(positions)
-
-    def _continue_at(self, positions: Iterable[tuple[int, ...]]) -> None:
-        self._last.replace()
-        for slot, (step, exchanges) in zip(self._slots, positions, strict=True):
-            slot.step, slot.exchanges = step, exchanges
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Horovod's entry: takes one gradient.
