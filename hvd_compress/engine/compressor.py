@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 
@@ -43,22 +43,6 @@ from hvd_compress.ranks.errors import ExchangeError
 
 _ENCODABLE = {getattr(torch, name) for name in ENCODABLE}
 _NORM_PART = 1 << 22
-
-
-class _Format(NamedTuple):
-    """The format in which a slot's gradients are sent.
-
-    Attributes:
-        route: their route.
-        parameter: their parameter, or the first tensor with the slot's key.
-        dtype: the parameter's dtype.
-        text: a description, which ranks compare.
-    """
-
-    route: Route
-    parameter: torch.Tensor
-    dtype: torch.dtype
-    text: str
 
 
 class CompressorBase:
@@ -112,7 +96,8 @@ class CompressorBase:
         self._exchange = route.exchange
         # The slots whose routes are checked when their parameters are trained.
         self._frozen: set[Slot] = set()
-        self._formats: dict[Slot, _Format] = {}
+        # The dtype, the shape and the route of slots, as text: see _format_of().
+        self._formats: dict[Slot, tuple[Route, torch.dtype, str]] = {}
         self._owner_step = owner_step
         self._owner_step_text = owner_steps.describe(owner_step)
         self._threads = threads or torch.get_num_threads()
@@ -448,7 +433,7 @@ class CompressorBase:
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
         """The configuration that ranks compare: settings, and the dtype, shape, route and step of slots."""
         tensors = {
-            slot.name: f"{self._format_of(slot).text}, step {slot.step}{self._warmup_of(slot)}"
+            slot.name: f"{self._format_of(slot)}, step {slot.step}{self._warmup_of(slot)}"
             for slot in (self._slots if slots is None else slots)
         }
         return {
@@ -467,17 +452,14 @@ class CompressorBase:
         over = min(slot.exchanges, self._warmup_steps)
         return f", {over} of {self._warmup_steps} warm-up steps over" if self._warmup_steps else ""
 
-    def _format_of(self, slot: Slot) -> _Format:
+    def _format_of(self, slot: Slot) -> str:
         """The format of a slot's gradients; described again only after a change."""
-        route, parameter = slot.route, slot.parameter
+        route, dtype = slot.route, slot.parameter.dtype
         known = self._formats.get(slot)
-        if known is None or not (
-            known.route is route and known.parameter is parameter and known.dtype == parameter.dtype
-        ):
-            text = f"{slot.dtype} {list(slot.shape)} by {route}"
-            known = _Format(route, parameter, parameter.dtype, text)
+        if known is None or known[0] is not route or known[1] != dtype:
+            known = route, dtype, f"{slot.dtype} {list(slot.shape)} by {route}"
             self._formats[slot] = known
-        return known
+        return known[2]
 
     @staticmethod
     def _sent_dtype(route: Route, gradient: torch.Tensor, warming_up: bool) -> torch.dtype:

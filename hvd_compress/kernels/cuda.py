@@ -90,13 +90,16 @@ class CudaKernels(Kernels):
 
     Raises:
         KernelError: the CUDA library was not built, or belongs to another version.
+
+    Attributes:
+        services: the services of the framework.
     """
 
     name = "cuda"
 
     def __init__(self, device: Device, library: Path | None = None) -> None:
         self.library = cuda_library.load(library or cuda_library.LIBRARY)
-        self._device = device
+        self.services = device
         self._workspaces: dict[tuple[int, int], Any] = {}
         self._outgrown: list[Any] = []  # CUDA graphs may still use them
         # One for each stream: a stream's kernels write in order, those of two streams at the same time.
@@ -126,7 +129,7 @@ class CudaKernels(Kernels):
             raise ValueError("encode: expected a residual exactly where error feedback is enabled")
         spec = spec_for(codec, shape)
         count, size = math.prod(shape), codec.payload_bytes(shape)
-        arrays = DeviceArrays(self._device.type, gradient)
+        arrays = DeviceArrays(self.services.type, gradient)
         coefficients = None
         if residual is not None:
             pointer = arrays.pointer("residual", residual, count, feedback.residual_dtype)
@@ -167,7 +170,7 @@ class CudaKernels(Kernels):
         if ranks > MAX_PAYLOADS:
             raise ValueError(f"payloads: expected at most {MAX_PAYLOADS} ranks, got {ranks}")
         spec = spec_for(codec, shape)
-        arrays = DeviceArrays(self._device.type, out)
+        arrays = DeviceArrays(self.services.type, out)
         arguments = (
             ctypes.byref(spec),
             step,
@@ -198,7 +201,7 @@ class CudaKernels(Kernels):
                 dtype in a pair; None for neither.
             when: the condition, shape=(1,), int32.
         """
-        arrays = DeviceArrays(self._device.type, when)
+        arrays = DeviceArrays(self.services.type, when)
         table = np.concatenate([_copies(arrays, *both) for both in columns])
         self._call(
             "restore",
@@ -234,25 +237,16 @@ class CudaKernels(Kernels):
         self._batches[number] = batch
         return number << _BATCH_BITS
 
-    @property
-    def device_type(self) -> str:
-        """The ``tensor.device.type`` of the tensors that the executor accepts."""
-        return self._device.type
-
-    def allocate(self, size: int, index: int) -> Any:
-        """Allocates memory on a device; see :meth:`Device.empty`."""
-        return self._device.empty(size, index)
-
     @contextmanager
     def launching(self, index: int) -> Iterator[int]:
         """Makes a device current while one call starts its kernels; yields the device's stream."""
-        with self._launching, self._device.guard(index):
-            yield self._device.stream(index)
+        with self._launching, self.services.guard(index):
+            yield self.services.stream(index)
 
     def error_address(self, index: int, stream: int) -> int:
         """The address to which the kernels of one stream of a device write what is wrong with payloads."""
         if (index, stream) not in self._errors:
-            self._errors[index, stream] = self._device.pinned(ctypes.sizeof(Error))
+            self._errors[index, stream] = self.services.pinned(ctypes.sizeof(Error))
         return self._errors[index, stream].data_ptr()
 
     def _explained(self, error: Error) -> PayloadError:
@@ -302,7 +296,7 @@ class CudaKernels(Kernels):
                 self._outgrown.append(workspace)
             # Twice as large each time, so that what is outgrown takes no more than what is in use.
             size = 1 << (workspace_bytes - 1).bit_length()
-            workspace = self._device.empty(size, index)
+            workspace = self.services.empty(size, index)
             queue = Queue(index, 0, stream, workspace.data_ptr(), workspace.numel())
             status = self.library.hvdc_cuda_prepare(ctypes.byref(queue))
             self.check_status(status, "prepare")

@@ -99,7 +99,7 @@ class CudaBatch(Batch):
         ``message`` must be aligned to 16 bytes.
         """
         check_lengths(len(self.arrays.sizes), values, residuals, next_residuals, steps)
-        devices = DeviceArrays(self._kernels.device_type, message)
+        devices = DeviceArrays(self._kernels.services.type, message)
         pointer = devices.pointer("message", message, message.numel(), "uint8")
         check_message("message", message.numel(), self.message_bytes)
         library = self._kernels.library
@@ -142,7 +142,7 @@ class CudaBatch(Batch):
         check_message("rows", size, self.message_bytes)
         if ranks > MAX_PAYLOADS:
             raise ValueError(f"rows: expected at most {MAX_PAYLOADS} ranks, got {ranks}")
-        devices = DeviceArrays(self._kernels.device_type, rows)
+        devices = DeviceArrays(self._kernels.services.type, rows)
         pointer = devices.rows("rows", rows)
         flags = None if word is None else devices.pointer("word", word, 1, "int32")
         with self._kernels.launching(devices.index) as stream:
@@ -234,6 +234,6 @@ class _Plan:
         self.handle = made.value
         weakref.finalize(self, library.hvdc_cuda_plan_free, made.value)
         size = library.hvdc_cuda_plan_bytes(made)
-        self._memory = kernels.allocate(size, index)
+        self._memory = kernels.services.empty(size, index)
         queue = Queue(index, 0, stream, self._memory.data_ptr(), size)
         kernels.check_status(library.hvdc_cuda_plan_prepare(made, ctypes.byref(queue)), "batch")

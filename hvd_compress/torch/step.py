@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -112,7 +112,9 @@ class Step:
         self._cold.clear()
         self._idle.clear()
         self._participation.begin()
-        self._visit_end_of_backward()
+        # Outside of a backward pass it is refused: then the first decompress will do it.
+        with contextlib.suppress(RuntimeError):
+            torch.autograd.Variable._execution_engine.queue_callback(self._at_end_of_backward)
 
     def add(
         self, slot: Slot, gradient: torch.Tensor, counters: Counters, *, idle: bool = False
@@ -288,11 +290,6 @@ class Step:
         if self._participation.complete:  # A rank that has joined comes to none.
             self._collectives.barrier()
 
-    def _visit_end_of_backward(self) -> None:
-        # Outside of a backward pass it is refused: then the first decompress will do it.
-        with contextlib.suppress(RuntimeError):
-            torch.autograd.Variable._execution_engine.queue_callback(self._at_end_of_backward)
-
     def _at_end_of_backward(self) -> None:
         self._release(_TIMEOUT_IN_BACKWARD)
 
@@ -355,23 +352,17 @@ class Buckets:
         planned = self._buckets.get(slot)
         if planned is None:
             planned = Bucket(f"latecomer {slot.index}", self._count + slot.index, 1)
-        bucket = self._waiting.setdefault(planned.name, planned)
+        bucket = self._waiting.get(planned.name)
+        if bucket is None:
+            bucket = self._waiting[planned.name] = replace(planned, gradients={})
         bucket.gradients[slot] = gradient
-        if len(bucket.gradients) < bucket.wanted:
-            return None
-        return self._taken(bucket)
+        return None if len(bucket.gradients) < bucket.wanted else self._waiting.pop(bucket.name)
 
     def rest(self) -> list[Bucket]:
         """The buckets that wait for gradients which do not arrive in this step."""
-        return [self._taken(self._waiting[name]) for name in sorted(self._waiting)]
+        return [self._waiting.pop(name) for name in sorted(self._waiting)]
 
     def end(self) -> set[Slot] | None:
         """Ends a step; returns the parameters whose gradients arrived if they are not the planned ones."""
         arrived, self._arrived = self._arrived, set()
         return None if arrived == self._buckets.keys() else arrived
-
-    def _taken(self, bucket: Bucket) -> Bucket:
-        del self._waiting[bucket.name]
-        taken = Bucket(bucket.name, bucket.number, bucket.wanted, bucket.gradients)
-        bucket.gradients = {}
-        return taken
