@@ -18,13 +18,14 @@ import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from hvd_compress.codecs import PayloadError
 from hvd_compress.codecs.base import round_up
 from hvd_compress.codecs.payload import FLAGS_OFFSET, HEADER_BYTES, length_in
-from hvd_compress.exchanges.layout import ALIGNMENT, MessageLayout, Piece
+from hvd_compress.exchanges.layout import ALIGNMENT, MessageLayout
 
 HEAD_BYTES = 16
 
@@ -155,18 +156,22 @@ class Places:
     """The places of the payloads and the flags in one message that is not packed.
 
     Args:
-        pieces: the pieces of the message in the order of their offsets.
-        begin: the offset of the message, counted as the offsets of the pieces, in bytes.
-        flags: the offset of the flags in the message, in bytes.
+        layout: the layout of one or several messages, one behind the other.
+        begin: the offset of the message in the layout, in bytes.
         size: the size of the message, in bytes.
+        flags: the offset of the flags in the message, in bytes.
 
     Attributes:
         size: the size of the message, in bytes.
         full: the bytes of the longest packed message; 0 if there is nothing to send.
     """
 
-    def __init__(self, pieces: Sequence[Piece], begin: int, flags: int, size: int) -> None:
-        self._places = [(piece.offset - begin, piece.size) for piece in pieces]
+    def __init__(self, layout: MessageLayout, begin: int, size: int, flags: int) -> None:
+        self._places = [
+            (piece.offset - begin, piece.size)
+            for piece in layout.pieces
+            if begin <= piece.offset < begin + size
+        ]
         offsets = np.array([offset for offset, _ in self._places], np.int64)
         self._flag_words = (offsets + FLAGS_OFFSET) // 4
         self._flags = flags
@@ -227,7 +232,7 @@ class Places:
 
 def places(layout: MessageLayout) -> Places:
     """The places in a message that all ranks receive."""
-    return Places(layout.pieces, 0, layout.flags, layout.size)
+    return Places(layout, 0, layout.size, layout.flags)
 
 
 def places_by_owner(layout: MessageLayout, owner: MessageLayout) -> list[Places]:
@@ -238,23 +243,16 @@ def places_by_owner(layout: MessageLayout, owner: MessageLayout) -> list[Places]
         owner: the layout of one owner's message.
     """
     begins = range(0, layout.size, owner.size)
-    return [
-        Places(_within(layout, begin, begin + owner.size), begin, owner.flags, owner.size)
-        for begin in begins
-    ]
+    return [Places(layout, begin, owner.size, owner.flags) for begin in begins]
 
 
 def places_by_section(layout: MessageLayout) -> list[Places]:
     """The places in each rank's section of a message for an ``all_to_all``."""
-    found, begin = [], 0
-    for size in layout.sections:
-        found.append(Places(_within(layout, begin, begin + size), begin, size, size))
-        begin += size
-    return found
-
-
-def _within(layout: MessageLayout, begin: int, end: int) -> list[Piece]:
-    return [piece for piece in layout.pieces if begin <= piece.offset < end]
+    begins = accumulate(layout.sections, initial=0)
+    return [
+        Places(layout, begin, size, size)
+        for begin, size in zip(begins, layout.sections, strict=False)
+    ]
 
 
 def _check(words: Sequence[int]) -> int:
