@@ -211,13 +211,13 @@ class SplitBatch(Batch):
 
 
 def altered_payload(
-    entry: Entry, number: int, step: int, rank: int, payload: Any
+    codec: Codec, shape: Shape, step: int, rank: int, payload: Any, entry: int = 0
 ) -> BatchPayloadError | None:
     """The error that the reference finds in a rank's payload in host memory; None if there is none."""
     try:
-        open_payload(entry.codec, entry.shape, step, as_numpy(payload).copy())
+        open_payload(codec, shape, step, as_numpy(payload).copy())
     except PayloadError as error:
-        return BatchPayloadError(f"rank {rank}'s {error}", number, rank)
+        return BatchPayloadError(f"rank {rank}'s {error}", entry, rank)
     return None
 
 
@@ -248,7 +248,7 @@ def _named(
     """The same error with the entry and the rank."""
     # An executor that raises for payloads on a device has waited for them, and decoded a copy.
     for rank, payload in enumerate(payloads if on_host(payloads) else payloads.cpu()):
-        found = altered_payload(entry, number, step, rank, payload)
+        found = altered_payload(entry.codec, entry.shape, step, rank, payload, number)
         if found is not None:
             return found
     return error

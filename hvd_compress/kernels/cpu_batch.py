@@ -123,7 +123,7 @@ class CpuBatch(Batch):
             entry = self.entries[number]
             payload = rows[rank.value][entry.offset : entry.end]
             step = steps[self.arrays.places[number][0]]
-            error = altered_payload(entry, number, step, rank.value, payload)
+            error = altered_payload(entry.codec, entry.shape, step, rank.value, payload, number)
             if error is not None:
                 raise error
         if status:
