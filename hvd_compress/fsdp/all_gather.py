@@ -242,7 +242,8 @@ class _Collectives(EncodedCollectives):
         if asked == _UNCHANGED:
             return
         if copy.values is None:
-            copy.values = own.new_empty(self.size, own.numel())
+            with torch.inference_mode(False):  # Later gathers, outside of that mode, write to it.
+                copy.values = own.new_empty(self.size, own.numel())
         if asked == _WHOLE:
             copy.values.copy_(
                 self._sent(own.view(torch.uint8)).view(own.dtype).view_as(copy.values)

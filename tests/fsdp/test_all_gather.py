@@ -219,6 +219,23 @@ def test_what_has_not_changed_is_not_sent() -> None:
     assert gather.counters.message_bytes == sent_before
 
 
+@on_ranks(2, launcher="torchrun")
+def test_training_after_a_first_gather_in_inference_mode() -> None:
+    """Where FSDP2 itself can train then: if it has made its own memory before, outside of that mode."""
+    rank = dist.get_rank()
+    net = _net()
+    with torch.no_grad():
+        net(targets(SHAPES, rank, 0))
+    hvdc.CompressedAllGather(net, BF16())
+    with torch.inference_mode():
+        net(targets(SHAPES, rank, 0))
+    for step in range(2):
+        _change(net, step + 1, 0.01)
+        exact = _exact(net)
+        for name, one in _step(net).items():
+            torch.testing.assert_close(one, exact[name], atol=1e-3, rtol=0)
+
+
 @on_ranks(4, launcher="torchrun")
 def test_a_change_on_one_rank_alone() -> None:
     net = _net()
