@@ -17,6 +17,7 @@ from hvd_compress.engine.residuals import in_place, transpose
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
 from hvd_compress.engine.state_checks import check
+from hvd_compress.process_group.agreement import forget_line
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
@@ -166,6 +167,7 @@ class RebindingCompressor(ProcessGroupCompressor):
         self._join_group()
         self._bound = True
         self._came_from = self._size
+        forget_line(ranks)
         self._comparisons, self._norms = None, norms
         self._calls = self._dropped = 0
         self._prepared.clear()

@@ -138,6 +138,11 @@ def make_line(collectives: Collectives) -> Line:
     return made
 
 
+def forget_line(collectives: Collectives) -> None:
+    """Forgets a line that may be lost, so that :func:`make_line` makes another; every rank calls it."""
+    _lines.pop(collectives.group, None)
+
+
 def _serialize(configuration: dict[str, Any]) -> bytes:
     return json.dumps(configuration, sort_keys=True).encode()
 

@@ -222,6 +222,28 @@ def test_an_exchange_that_ended_well_on_one_rank_alone_counts_on_all() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
+def test_the_same_ranks_go_on_in_their_group_after_one_was_too_late() -> None:
+    """The connections of the exchanges are closed then, and those of the group itself are not."""
+    pair = dist.new_group([0, 1], timeout=timedelta(seconds=3))
+    model = Probe(member.SHAPES)
+    compressor = hvdc.Compressor(OneBit(), threshold=0, process_group=pair)
+    diloco = DiLoCo(model, compressor, sync_every=2)
+    _train(diloco, model, range(3))
+    dist.barrier()
+    if dist.get_rank():
+        time.sleep(4)
+    with pytest.raises(RuntimeError, match=r"Timed out|closed"):
+        _train(diloco, model, range(3, 4))
+    dist.barrier()
+    diloco.rebind(pair)
+    _train(diloco, model, range(4, 8))
+    assert diloco.rounds == 3
+    alike = [torch.empty_like(one) for one in (diloco.common_parameters["first"],) * 2]
+    dist.all_gather(alike, diloco.common_parameters["first"])
+    assert_same_bits({"": alike[0]}, {"": alike[1]})
+
+
+@on_ranks(2, launcher="torchrun")
 def test_a_state_loaded_after_a_failed_exchange_is_what_it_was() -> None:
     for exchange in ("allgather", "two_shot"):
         model = Probe(member.SHAPES)
