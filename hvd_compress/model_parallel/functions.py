@@ -14,12 +14,17 @@ derivatives are not available.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from hvd_compress.codecs import Codec
 from hvd_compress.model_parallel.group import ParallelGroup
+
+_Move = Callable[[torch.Tensor, ParallelGroup, str, Codec], torch.Tensor]
+"""A function that moves a tensor to another state, with a description for errors and the codec."""
 
 
 def copy_to_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
@@ -27,7 +32,7 @@ def copy_to_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
 
     Forward: ``x`` itself. Backward: the ranks' gradients are partial sums, which are encoded and added up.
     """
-    return _CopyTo.apply(x, group)
+    return _Exchange.apply(x, group, _same, _sum)
 
 
 def reduce_from_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
@@ -35,7 +40,7 @@ def reduce_from_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
 
     Forward: partial sums are encoded and added up. Backward: the gradient itself.
     """
-    return _ReduceFrom.apply(x, group)
+    return _Exchange.apply(x, group, _sum, _same)
 
 
 def gather_from_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
@@ -44,7 +49,7 @@ def gather_from_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
     Forward: parts are encoded and concatenated along the last dimension, in rank order. Backward: this
     rank's part of the gradient.
     """
-    return _GatherFrom.apply(x, group)
+    return _Exchange.apply(x, group, _whole, _part)
 
 
 def scatter_to_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
@@ -56,7 +61,7 @@ def scatter_to_parallel(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
     Raises:
         ValueError: the last dimension cannot be split equally.
     """
-    return _ScatterTo.apply(x, group)
+    return _Exchange.apply(x, group, _part, _whole)
 
 
 def gather_batch(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
@@ -70,7 +75,9 @@ def gather_batch(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
     losses; elsewhere, each rank's gradients are those of its own loss, as DDP expects. So the backward pass
     of this function multiplies by the number of ranks, and that of :func:`reduce_scatter_batch` divides.
     """
-    return _GatherBatch.apply(x, group)
+    return _Exchange.apply(
+        x, group, _all_samples, lambda gradient, *rest: _own_samples(gradient, *rest) * group.size
+    )
 
 
 def reduce_scatter_batch(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
@@ -83,99 +90,59 @@ def reduce_scatter_batch(x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
     Raises:
         ValueError: the first dimension is not a multiple of the number of ranks.
     """
-    return _ReduceScatterBatch.apply(x, group)
+    return _Exchange.apply(
+        x, group, _own_samples, lambda gradient, *rest: _all_samples(gradient / group.size, *rest)
+    )
 
 
-class _CopyTo(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
+    """Moves activations in the forward pass, and error signals in the backward pass."""
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
+    def forward(
+        ctx: Any, x: torch.Tensor, group: ParallelGroup, move: _Move, back: _Move
+    ) -> torch.Tensor:
+        ctx.group, ctx.back = group, back
+        moved = move(x, group, "activations", group.codec)
+        return x.view_as(x) if moved is x else moved
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         group = ctx.group
-        return group.sum(gradient, "error signals", group.error_codec), None
+        return ctx.back(gradient, group, "error signals", group.error_codec), None, None, None
 
 
-class _ReduceFrom(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-        added = group.sum(x, "activations", group.codec)
-        return x.view_as(x) if added is x else added
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
+def _same(x: torch.Tensor, group: ParallelGroup, content: str, codec: Codec) -> torch.Tensor:
+    return x
 
 
-class _GatherFrom(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-        ctx.group = group
-        return _stacked(group.gather(x, "activations", group.codec))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _part(gradient, ctx.group), None
+def _sum(x: torch.Tensor, group: ParallelGroup, content: str, codec: Codec) -> torch.Tensor:
+    return group.sum(x, content, codec)
 
 
-class _ScatterTo(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-        ctx.group = group
-        with group.telling(x.device):
-            if not x.dim() or x.shape[-1] % group.size:
-                raise ValueError(
-                    f"scatter_to_parallel: expected a multiple of {group.size} features, got shape "
-                    f"{tuple(x.shape)}"
-                )
-        return _part(x, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        group = ctx.group
-        return _stacked(group.gather(gradient, "error signals", group.error_codec)), None
+def _part(x: torch.Tensor, group: ParallelGroup, content: str, codec: Codec) -> torch.Tensor:
+    with group.telling(x.device):
+        if not x.dim() or x.shape[-1] % group.size:
+            raise ValueError(
+                f"scatter_to_parallel: expected a multiple of {group.size} features, got shape "
+                f"{tuple(x.shape)}"
+            )
+    return x.chunk(group.size, -1)[group.rank].contiguous()
 
 
-class _GatherBatch(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-        ctx.group = group
-        return group.gather(x, "activations", group.codec).flatten(0, 1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        group = ctx.group
-        own = group.reduce_scatter(gradient, "error signals", group.error_codec)
-        return own * group.size, None
+def _whole(x: torch.Tensor, group: ParallelGroup, content: str, codec: Codec) -> torch.Tensor:
+    return _stacked(group.gather(x, content, codec))
 
 
-class _ReduceScatterBatch(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-        ctx.group = group
-        own = group.reduce_scatter(x, "activations", group.codec)
-        return x.view_as(x) if own is x else own
+def _all_samples(x: torch.Tensor, group: ParallelGroup, content: str, codec: Codec) -> torch.Tensor:
+    return group.gather(x, content, codec).flatten(0, 1)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        group = ctx.group
-        share = gradient / group.size
-        return group.gather(share, "error signals", group.error_codec).flatten(0, 1), None
+
+def _own_samples(x: torch.Tensor, group: ParallelGroup, content: str, codec: Codec) -> torch.Tensor:
+    return group.reduce_scatter(x, content, codec)
 
 
 def _stacked(parts: torch.Tensor) -> torch.Tensor:
     """Concatenates parts, shape=(ranks, ..., n), into one tensor, shape=(..., ranks * n)."""
     return parts.movedim(0, -2).flatten(-2)
-
-
-def _part(whole: torch.Tensor, group: ParallelGroup) -> torch.Tensor:
-    """This rank's features of a whole tensor."""
-    return whole.chunk(group.size, -1)[group.rank].contiguous()
