@@ -18,10 +18,10 @@ from hvd_compress.distributed.keys import Keys, like, pairs, parts, writable
 from hvd_compress.distributed.rebinding import RebindingCompressor
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot
-from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route, Router, route_of
 from hvd_compress.process_group.agreement import Comparison, line_of, make_line
 from hvd_compress.process_group.collectives import Over
+from hvd_compress.process_group.compressor import exchanges_of
 from hvd_compress.process_group.device_collectives import meeting_place
 from hvd_compress.process_group.launcher import Launcher, Line
 from hvd_compress.process_group.step import Bucket, Step
@@ -184,13 +184,8 @@ class Compressor(RebindingCompressor):
             self._routed &= self._keys.slots.keys()
             self._tell(error)
             raise
-        exchanges = {
-            (slot.route.exchange, slot.route.varies)
-            for slot in slots
-            if not slot.route.uncompressed
-        }
         bucket.held = accept is not None
-        self._send(bucket, exchanges, settings)
+        self._send(bucket, exchanges_of(slots), settings)
         for slot in slots:
             slot.pending = True
         self._under_way.append(bucket)
@@ -406,16 +401,14 @@ class Compressor(RebindingCompressor):
         exchanges: set[tuple[str, bool]],
         settings: dict[str, Any],
     ) -> None:
-        if self._made_launcher is not None and exchanges <= self._prepared:
+        if self._made_launcher is not None and exchanges <= self._made_launcher.prepared:
             self._compare(settings, lambda error: self._go(bucket, error))
             return
         self._compare(settings)
         for other in self._under_way:
             with contextlib.suppress(Exception):
                 other.future.wait()
-        for exchange, packed in sorted(exchanges - self._prepared):
-            self._launcher.prepare(EXCHANGES[exchange], packed)
-        self._prepared |= exchanges
+        self._launcher.prepare(exchanges)
         self._go(bucket, None)
 
     def _compare(self, settings: dict[str, Any], over: Over | None = None) -> None:

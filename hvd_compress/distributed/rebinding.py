@@ -65,7 +65,7 @@ class RebindingCompressor(ProcessGroupCompressor):
     """
 
     _made_by_use = ProcessGroupCompressor._made_by_use | {
-        *("_routed", "_comparisons", "_calls", "_prepared", "_member", "_members", "_norms")
+        *("_routed", "_comparisons", "_calls", "_member", "_members", "_norms")
     }
 
     _keys: Keys
@@ -76,7 +76,6 @@ class RebindingCompressor(ProcessGroupCompressor):
         self._routed: set[str] = set()
         self._comparisons: Line | None = None
         self._calls = self._dropped = 0
-        self._prepared: set[tuple[str, bool]] = set()
         self._member = uuid.uuid4().hex
         self._members: list[str] = []  # The group's, by rank, if they have told each other.
         self._norms: Norms | None = None
@@ -170,7 +169,6 @@ class RebindingCompressor(ProcessGroupCompressor):
         forget_line(ranks)
         self._comparisons, self._norms = None, norms
         self._calls = self._dropped = 0
-        self._prepared.clear()
         self._routed.clear()
         self._members = [one.member for one in told]
         for key, (kind, step, exchanges) in places.items():

@@ -32,7 +32,8 @@ from hvd_compress.fsdp.sharding import Unit, sharded
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
 from hvd_compress.process_group.device_collectives import collectives_of
-from hvd_compress.process_group.step import Bucket, Part
+from hvd_compress.process_group.launcher import Part
+from hvd_compress.process_group.step import Bucket
 from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
 
 
@@ -296,7 +297,7 @@ class Compressor(ProcessGroupCompressor):
         assert self._step is not None
         self._inquire(bucket)
         self._hand_over(self._step, [bucket])
-        self._step.catch_up()
+        self._launcher.catch_up()
         bucket.future.wait()
         for part in bucket.parts:
             if isinstance(part.pending.content, Batch):

@@ -31,8 +31,8 @@ from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives, is_unregistered
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.environment import Place, find_place, ranks_of_job
-from hvd_compress.process_group.launcher import Launcher
-from hvd_compress.process_group.step import Bucket, Part, Step
+from hvd_compress.process_group.launcher import Launcher, Part
+from hvd_compress.process_group.step import Bucket, Step
 from hvd_compress.ranks.errors import ExchangeError
 
 
@@ -136,12 +136,12 @@ class ProcessGroupCompressor(CompressorBase):
 
     def set_codec(self, codec: Codec | Route | str | None, layers: str = "*") -> None:
         self._bind()
-        former = self._present() if self._agreed else None
+        former = self._known()
         super().set_codec(codec, layers)
-        self._former = self._former or former
+        self._former = former
 
     def _restore(self, state: dict[str, Any]) -> None:
-        known = self._former or (self._present() if self._agreed else None)
+        known = self._known()
         before = {slot.index: slot.exchanges for slot in self._slots}
         super()._restore(state)
         if known is not None:
@@ -155,8 +155,11 @@ class ProcessGroupCompressor(CompressorBase):
             }
             self._forget_agreement()
 
-    def _present(self) -> dict[int, _Former]:
-        return {slot.index: _Former(slot.route) for slot in self._slots}
+    def _known(self) -> dict[int, _Former] | None:
+        """The routes that ranks without the latest change expect; None before the first agreement."""
+        if self._former is None and self._agreed:
+            return {slot.index: _Former(slot.route) for slot in self._slots}
+        return self._former
 
     def _set_routes(self, routes: Iterable[tuple[Slot, Route]]) -> None:
         routes = list(routes)
@@ -169,7 +172,7 @@ class ProcessGroupCompressor(CompressorBase):
 
         These gradients are not encoded, so no payload could show that a rank has not made the change.
         """
-        former = self._former or (self._present() if self._agreed else {})
+        former = self._known() or {}
         if self._owner_step is None or slot.index not in former or not self._warming_up(slot):
             return
         if _cut(slot, route) != _cut(slot, former[slot.index].route):
@@ -315,9 +318,7 @@ class ProcessGroupCompressor(CompressorBase):
         """Sends a bucket's inquiries; :meth:`_hand_over` waits for the answers."""
         with self._launcher.turn():
             for part in bucket.inquiries:
-                self._launcher.submit(
-                    part.pending, part.stages, part.remainders, bucket.answers.put, lags=True
-                )
+                self._launcher.submit(part, bucket.answers.put, lags=True)
 
     def _hand_over(self, step: Step, buckets: Sequence[Bucket]) -> None:
         """Adds buckets to a step; waits for the other ranks if they may not expect their routes.
@@ -368,9 +369,7 @@ class ProcessGroupCompressor(CompressorBase):
         return dropped
 
     def _prepare(self) -> None:
-        used = {(s.route.exchange, s.route.varies) for s in self._slots if not s.route.uncompressed}
-        for exchange, packed in sorted(used):
-            self._launcher.prepare(EXCHANGES[exchange], packed)
+        self._launcher.prepare(exchanges_of(self._slots))
 
     def _pack(
         self,
@@ -510,6 +509,11 @@ class ProcessGroupCompressor(CompressorBase):
                 f"one on {tensor.device}: make the compressor after the model has been moved; "
                 f"load_state_dict() takes residuals along"
             )
+
+
+def exchanges_of(slots: Iterable[Slot]) -> set[tuple[str, bool]]:
+    """The exchanges of some slots' routes by name, and whether their messages are packed."""
+    return {(s.route.exchange, s.route.varies) for s in slots if not s.route.uncompressed}
 
 
 def _cut(slot: Slot, route: Route) -> object:

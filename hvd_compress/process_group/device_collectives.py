@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hvd_compress.engine.comm import Collective
 from hvd_compress.process_group.collectives import Collectives, Over, is_unregistered
-from hvd_compress.process_group.streams import Beside, NoStream, SideStream
+from hvd_compress.process_group.streams import NoStream, SideStream
 
 
 def collectives_of(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
@@ -76,7 +76,9 @@ class InStream(Collectives):
         side: the stream for the work that follows collectives.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, side: Beside) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, device: torch.device, side: NoStream
+    ) -> None:
         super().__init__(group, device)
         if not is_unregistered(group) and "cpu" in _backends(dist.get_backend_config(group)):
             # There, the host reads what arrives without waiting for the device's earlier work.
@@ -86,13 +88,14 @@ class InStream(Collectives):
 
     def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
         result, work = super().start(collective)
-        self._take(collective.message, result)
+        # Only the side stream waits for the collective: when what was sent may be reused is known there.
+        self._side.takes(collective.message, result)
         return result, work
 
     def all_gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
         rows, work = super().all_gather(message)
         if message.device.type != "cpu":
-            self._take(message, rows)
+            self._side.takes(message, rows)
         return rows, work
 
     def among(self, ranks: Sequence[int]) -> Collectives:
@@ -125,11 +128,6 @@ class InStream(Collectives):
     def _of(self, group: dist.ProcessGroup) -> Collectives:
         return type(self)(group, self.device, self._side)
 
-    def _take(self, *tensors: torch.Tensor) -> None:
-        # Only the side stream waits for the collective: when what was sent may be reused is known there.
-        for tensor in tensors:
-            self._side.takes(tensor)
-
 
 class ThroughHost(InStream):
     """Collectives by Gloo, with messages in CPU memory; the host waits for each message.
@@ -145,8 +143,7 @@ class ThroughHost(InStream):
 
     def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
         on_host = dataclasses.replace(collective, message=collective.message.cpu())
-        result, work = Collectives.start(self, on_host)
-        return self._landing(result, work)
+        return self._landing(*Collectives.start(self, on_host))
 
     def all_gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
         gathered = Collectives.all_gather(self, message.cpu())
@@ -154,14 +151,10 @@ class ThroughHost(InStream):
 
     def _landing(self, received: torch.Tensor, work: dist.Work) -> tuple[torch.Tensor, dist.Work]:
         there = torch.empty_like(received, device=self.device)
-        return there, self._over(there, received, work)
-
-    def _over(self, there: torch.Tensor, received: torch.Tensor, work: dist.Work) -> dist.Work:
-        self._take(there)
-        super(InStream, self).when_over(
-            work, lambda _: None
-        )  # Held until gloo's thread is done with it.
-        return _Landing(there, received, work)
+        self._side.takes(there)
+        # Held until gloo's thread is done with it.
+        Collectives.when_over(self, work, lambda _: None)
+        return there, _Landing(there, received, work)
 
 
 class _Landing(dist.Work):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from hvd_compress.engine.comm import Collective, Pending, phase
-from hvd_compress.exchanges.base import Exchange, Group, Scope
+from hvd_compress.exchanges.base import Group, Scope
+from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.process_group.collectives import Collectives, Over
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -124,6 +126,21 @@ class Line:
         )
 
 
+@dataclass(eq=False)
+class Part:
+    """Tensors of a bucket that are sent together.
+
+    Attributes:
+        pending: their exchange.
+        stages: the scopes of the exchange's collectives.
+        remainders: the scopes of the additional collectives if messages were too short.
+    """
+
+    pending: Pending
+    stages: tuple[Scope, ...]
+    remainders: tuple[Scope, ...] = ()
+
+
 class Launcher:
     """Resumes exchanges from the callbacks of their collectives: a driver for torch.distributed.
 
@@ -138,62 +155,62 @@ class Launcher:
     Args:
         collectives: the collectives among all ranks.
         group: the same ranks.
+
+    Attributes:
+        prepared: the exchanges that :meth:`prepare` was called for.
     """
 
     def __init__(self, collectives: Collectives, group: Group) -> None:
         self._collectives = collectives
         self._group = group
-        self._first = Line(collectives)
-        self._lines: dict[tuple[int, Scope], Line] = {}
+        # By a stage's number and scope.
+        self._lines: dict[tuple[int, Scope], Line] = {(0, "all"): Line(collectives)}
         self._lagging: deque[Callable[[], None]] = deque()
+        self.prepared: set[tuple[str, bool]] = set()
 
-    def prepare(self, exchange: Exchange, packed: bool) -> None:
-        """Makes the process groups for an exchange's collectives.
+    def prepare(self, exchanges: set[tuple[str, bool]]) -> None:
+        """Makes the process groups for the collectives of exchanges.
 
         Every rank calls it when all ranks have agreed on their exchanges; waits for the other ranks.
 
         Args:
-            exchange: an exchange that will be submitted.
-            packed: whether the exchange's messages are packed, because payloads vary in length.
+            exchanges: the names of exchanges that will be submitted, and whether their messages are packed,
+                because payloads vary in length.
         """
-        keys = list(enumerate(exchange.stages))
-        if packed:
-            keys += [(_REMAINDERS, scope) for scope in exchange.remainders]
-        for number, scope in keys:
-            ranks = self._group.members(scope)
-            key = (number, scope)
-            meets = len(ranks) > 1 or not Collective.skips_alone
-            if key not in self._lines and meets and key != (0, "all"):
-                self._lines[key] = Line(self._collectives.among(ranks))
+        for name, packed in sorted(exchanges - self.prepared):
+            keys = list(enumerate(EXCHANGES[name].stages))
+            if packed:
+                keys += [(_REMAINDERS, scope) for scope in EXCHANGES[name].remainders]
+            for key in keys:
+                ranks = self._group.members(key[1])
+                meets = len(ranks) > 1 or not Collective.skips_alone
+                if key not in self._lines and meets:
+                    self._lines[key] = Line(self._collectives.among(ranks))
+        self.prepared |= exchanges
 
     def close(self) -> None:
         """Closes this rank's connections in the groups of all lines."""
-        for line in (self._first, *self._lines.values()):
+        for line in self._lines.values():
             line.close()
 
-    def submit(
-        self,
-        pending: Pending,
-        stages: Sequence[Scope],
-        remainders: Sequence[Scope],
-        over: Over,
-        *,
-        lags: bool = False,
-    ) -> None:
+    def submit(self, part: Part, over: Over, *, lags: bool = False) -> None:
         """Runs an exchange through its stages. Returns at once.
 
         Args:
-            pending: the exchange.
-            stages: the scopes of the exchange's collectives, which have been prepared.
-            remainders: the scopes of the additional collectives that the exchange may need, which have been
-                prepared.
+            part: the exchange, which has been prepared.
             over: a function that is called at the end of the exchange.
             lags: whether the exchange may wait for a :meth:`turn` before it goes on to its next stage.
         """
-        lines = [self._line(number, scope) for number, scope in enumerate(stages)]
-        more = [self._line(_REMAINDERS, scope) for scope in remainders]
-        lagging = self._lagging if lags else None
-        _Course(self._collectives, pending, lines, more, over, lagging).go_on()
+        stages = [self._lines.get(key) for key in enumerate(part.stages)]
+        remainders = [self._lines.get((_REMAINDERS, scope)) for scope in part.remainders]
+        _Course(
+            self._collectives,
+            part.pending,
+            [line.ticket() if line else None for line in stages],
+            [line.ticket() for line in remainders if line],
+            over,
+            self._lagging if lags else None,
+        ).go_on()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -208,61 +225,41 @@ class Launcher:
         while self._lagging:
             self._lagging.popleft()()
 
-    def _line(self, number: int, scope: Scope) -> Line | None:
-        return self._first if (number, scope) == (0, "all") else self._lines.get((number, scope))
 
-
+@dataclass(eq=False)
 class _Course:
-    """One exchange, from its first collective to its end.
+    """One exchange, from its first collective to its end."""
 
-    Args:
-        collectives: the collectives among all ranks.
-        pending: the exchange.
-        stages: the lines of the exchange's collectives; None for a collective of this rank alone.
-        remainders: the lines of the additional collectives that the exchange may need.
-        over: a function that is called at the end of the exchange.
-        lagging: the results that are taken later, if the exchange may lag.
-    """
-
-    def __init__(
-        self,
-        collectives: Collectives,
-        pending: Pending,
-        stages: Sequence[Line | None],
-        remainders: Sequence[Line | None],
-        over: Over,
-        lagging: deque[Callable[[], None]] | None,
-    ) -> None:
-        self._collectives = collectives
-        self._pending = pending
-        self._stages = [line.ticket() if line else None for line in stages]
-        self._remainders = [line.ticket() for line in remainders if line]
-        self._over = over
-        self._lagging = lagging
+    collectives: Collectives
+    pending: Pending
+    stages: list[Ticket | None]  # None for a collective of this rank alone.
+    remainders: list[Ticket]
+    over: Over
+    lagging: deque[Callable[[], None]] | None  # The results that are taken later.
 
     def go_on(self) -> None:
         """Starts the collective that the exchange waits for, or ends the exchange."""
-        request = self._pending.request
+        request = self.pending.request
         if request is None:
-            with self._collectives.behind():
-                self._end(self._pending.error)
+            with self.collectives.behind():
+                self._end(self.pending.error)
             return
-        stage = self._pending.stage
-        ticket = self._remainders.pop(0) if request.remainder else self._stages[stage]
+        stage = self.pending.stage
+        ticket = self.remainders.pop(0) if request.remainder else self.stages[stage]
         assert ticket is not None, "a collective of one rank has its result without being started"
         ticket.start(self._begin, self._end)
 
     def _begin(self, group: Collectives) -> None:
-        assert self._pending.request is not None
+        assert self.pending.request is not None
         with phase("send"):
-            result, work = group.start(self._pending.request)
+            result, work = group.start(self.pending.request)
 
         def take() -> None:
             group.when_over(work, lambda error: self._arrived(result, error))
 
-        last = self._pending.stage == len(self._stages) - 1
-        if self._lagging is not None and group.lags(last):
-            self._lagging.append(take)
+        last = self.pending.stage == len(self.stages) - 1
+        if self.lagging is not None and group.lags(last):
+            self.lagging.append(take)
         else:
             take()
 
@@ -270,7 +267,7 @@ class _Course:
         # A future drops what a callback raises, such as a MemoryError; who waits would wait on.
         try:
             if error is None:
-                self._pending.resume(result)
+                self.pending.resume(result)
                 self.go_on()
                 return
         except Exception as problem:
@@ -279,9 +276,9 @@ class _Course:
 
     def _end(self, error: Exception | None) -> None:
         if error is not None:
-            self._over(error)  # First: it is the cause of what those behind it get.
-        for ticket in (*self._stages, *self._remainders):
+            self.over(error)  # First: it is the cause of what those behind it get.
+        for ticket in (*self.stages, *self.remainders):
             if ticket is not None:
                 ticket.end(error)
         if error is None:
-            self._over(None)
+            self.over(None)

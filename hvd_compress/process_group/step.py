@@ -12,27 +12,10 @@ from typing import Any, NoReturn
 import torch
 
 from hvd_compress.engine.batch import judge
-from hvd_compress.engine.comm import Pending
 from hvd_compress.engine.residuals import Changes
-from hvd_compress.exchanges.base import Scope
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
-from hvd_compress.process_group.launcher import Launcher
-
-
-@dataclass(eq=False)
-class Part:
-    """Tensors of a bucket that are sent together.
-
-    Attributes:
-        pending: their exchange.
-        stages: the scopes of the exchange's collectives.
-        remainders: the scopes of the additional collectives if messages were too short.
-    """
-
-    pending: Pending
-    stages: tuple[Scope, ...]
-    remainders: tuple[Scope, ...] = ()
+from hvd_compress.process_group.launcher import Launcher, Part
 
 
 @dataclass(eq=False)
@@ -169,10 +152,6 @@ class Step:
         if self._agreement is None:
             self._send(bucket, lags=True)
 
-    def catch_up(self) -> None:
-        """Starts all remaining collectives of the buckets; see :meth:`Launcher.catch_up`."""
-        self._launcher.catch_up()
-
     def refuse(self, bucket: Bucket, error: Exception) -> None:
         """Fails the step because of a bucket that is not sent; later buckets may still be added."""
         self.refusal = self.refusal or error
@@ -207,7 +186,7 @@ class Step:
                 self._prepare()
             for bucket in self._buckets:
                 self._send(bucket, lags=True)
-        self.catch_up()
+        self._launcher.catch_up()
         with self._collectives.behind():
             self._count_off()
         if self._error is not None:
@@ -227,13 +206,7 @@ class Step:
                 self._finish(bucket)
         with self._launcher.turn():
             for part in bucket.parts:
-                self._launcher.submit(
-                    part.pending,
-                    part.stages,
-                    part.remainders,
-                    lambda error: self._returned(bucket, error),
-                    lags=lags,
-                )
+                self._launcher.submit(part, lambda error: self._returned(bucket, error), lags=lags)
 
     def _returned(self, bucket: Bucket, error: Exception | None) -> None:
         # Called by a process group's thread, or at once where a collective is over already.

@@ -66,8 +66,8 @@ def test_what_is_left_out_is_found() -> None:
             (trainings.ddp, trainings.ddp_in_two_shots, trainings.onebit_adam),
         ),
         (
-            InStream,
-            "_take",
+            SideStream,
+            "takes",
             _nothing,
             reused,
             (
