@@ -17,6 +17,7 @@ from hvd_compress.engine.comm import Collective, phase
 from hvd_compress.engine.executors import CUDA_KERNELS, Executors, keep_from_reuse
 from hvd_compress.engine.failures import explained
 from hvd_compress.exchanges.limits import check_gather
+from hvd_compress.exchanges.routing import ENCODABLE
 from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry
 from hvd_compress.kernels.interface import Batch
 from hvd_compress.process_group.transport import Transport
@@ -24,7 +25,6 @@ from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 
 _OFF = ErrorFeedback(alpha=0.0)
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_BATCHES = 4096
 """The most batches to keep: with other shapes in each exchange, their number would be unlimited."""
 
@@ -239,7 +239,19 @@ class EncodedCollectives:
         Returns:
             The ranks' payloads, shape=(size, bytes), uint8.
         """
-        message = self._begin(tensor, parts, content, codec)
+        with self.telling(tensor.device):
+            if str(tensor.dtype).removeprefix("torch.") not in ENCODABLE:
+                raise TypeError(
+                    f"{content}: expected one of {', '.join(ENCODABLE)}, got {tensor.dtype}"
+                )
+            size = codec.payload_bytes(tuple(parts[0].shape))
+            check_gather(content, size, self.size)
+            self._raise_earlier()
+            message = torch.empty(size * len(parts), dtype=torch.uint8, device=tensor.device)
+        self.exchanges += 1
+        self.counters.steps += 1
+        self.counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
+        self.counters.encoded_elements += tensor.numel()
         settings = {
             "what": f"{kind} of {content}",
             "number": self.exchanges,
@@ -266,7 +278,7 @@ class EncodedCollectives:
             self.size,
             self.rank,
             "all",
-            () if gathers else (message.numel() // self.size,) * self.size,
+            () if gathers else (size,) * self.size,
         )
         collective.count(self.counters)
         name = f"{collective.kind}.{content}.{message.numel()}"
@@ -276,24 +288,6 @@ class EncodedCollectives:
             with self._receiving(tensor.device):
                 raise problem
         return rows
-
-    def _begin(
-        self, tensor: torch.Tensor, parts: Sequence[torch.Tensor], content: str, codec: Codec
-    ) -> torch.Tensor:
-        """Begins an exchange, and returns a message for the payloads."""
-        with self.telling(tensor.device):
-            if tensor.dtype not in _DTYPES:
-                expected = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
-                raise TypeError(f"{content}: expected one of {expected}, got {tensor.dtype}")
-            size = codec.payload_bytes(tuple(parts[0].shape))
-            check_gather(content, size, self.size)
-            self._raise_earlier()
-            message = torch.empty(size * len(parts), dtype=torch.uint8, device=tensor.device)
-        self.exchanges += 1
-        self.counters.steps += 1
-        self.counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
-        self.counters.encoded_elements += tensor.numel()
-        return message
 
     def _raise_earlier(self) -> None:
         """Raises what a device has met in an earlier exchange."""
