@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
+from queue import SimpleQueue
 from typing import Any, Unpack
 
 import torch
@@ -19,7 +19,7 @@ from hvd_compress.distributed.rebinding import RebindingCompressor
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.routing import Route, Router, route_of
-from hvd_compress.process_group.agreement import Comparison, line_of, make_line
+from hvd_compress.process_group.agreement import compare_in_turn, line_of, make_line
 from hvd_compress.process_group.collectives import Over
 from hvd_compress.process_group.compressor import exchanges_of
 from hvd_compress.process_group.device_collectives import meeting_place
@@ -418,18 +418,13 @@ class Compressor(RebindingCompressor):
         counted = {"calls before": self._calls, "calls of drop_step": self._dropped}
         self._calls += 1
         if over is not None:
-            Comparison(self._comparisons, {**settings, **counted}, over)
+            compare_in_turn(self._comparisons, {**settings, **counted}, over)
             return
-        told, answers = threading.Event(), []
-
-        def answer(error: Exception | None) -> None:
-            answers.append(error)
-            told.set()
-
-        Comparison(self._comparisons, {**settings, **counted}, answer)
-        told.wait()
-        if answers[0] is not None:
-            raise answers[0]
+        answers: SimpleQueue[Exception | None] = SimpleQueue()
+        compare_in_turn(self._comparisons, {**settings, **counted}, answers.put)
+        error = answers.get()
+        if error is not None:
+            raise error
 
     def _go(self, bucket: Bucket, error: Exception | None) -> None:
         """Sends a packed bucket; called by a process group's thread, or by the caller's thread."""

@@ -60,7 +60,7 @@ class Agreement:
             _check(told, lengths)
 
 
-class Comparison:
+def compare_in_turn(line: Line, configuration: dict[str, Any], over: Over) -> None:
     """The same comparison in the order of launch tickets, without waiting; more comparisons may follow.
 
     The next comparison in the line starts when this one has ended and ``over`` has returned.
@@ -71,29 +71,15 @@ class Comparison:
         over: a function that any thread calls once, with None, or on every rank with an
             :class:`ExchangeError` that names the difference.
     """
+    content = _serialize(configuration)
+    asked, told = line.ticket(), line.ticket()
 
-    def __init__(self, line: Line, configuration: dict[str, Any], over: Over) -> None:
-        self._content, self._over = _serialize(configuration), over
-        asked, self._told = line.ticket(), line.ticket()
-        asked.start(self._ask, self._end)
+    def end(error: Exception | None) -> None:
+        over(error)
+        told.end(error)
 
-    def _ask(self, ranks: Collectives) -> None:
-        self._gather(ranks, _digest(self._content, ranks.meeting), self._compare)
-
-    def _compare(self, digests: torch.Tensor) -> None:
-        lengths = _lengths_if_different(digests)
-        if not lengths:
-            self._end(None)
-            return
-
-        def tell(ranks: Collectives) -> None:
-            padded = message(self._content, max(lengths), ranks.meeting)
-            self._gather(ranks, padded, lambda told: _check(told, lengths))
-
-        self._told.start(tell, self._end)
-
-    def _gather(
-        self, ranks: Collectives, sent: torch.Tensor, then: Callable[[torch.Tensor], None]
+    def gather(
+        ranks: Collectives, sent: torch.Tensor, then: Callable[[torch.Tensor], None]
     ) -> None:
         rows, work = ranks.all_gather(sent)
 
@@ -103,13 +89,23 @@ class Comparison:
                     raise error
                 then(rows)
             except Exception as problem:
-                self._end(problem)
+                end(problem)
 
         ranks.when_over(work, arrived)
 
-    def _end(self, error: Exception | None) -> None:
-        self._over(error)
-        self._told.end(error)
+    def compare(digests: torch.Tensor) -> None:
+        lengths = _lengths_if_different(digests)
+        if not lengths:
+            end(None)
+            return
+
+        def tell(ranks: Collectives) -> None:
+            padded = message(content, max(lengths), ranks.meeting)
+            gather(ranks, padded, lambda rows: _check(rows, lengths))
+
+        told.start(tell, end)
+
+    asked.start(lambda ranks: gather(ranks, _digest(content, ranks.meeting), compare), end)
 
 
 _lines: weakref.WeakKeyDictionary[dist.ProcessGroup, Line] = weakref.WeakKeyDictionary()
