@@ -90,8 +90,10 @@ class CompressedAllGather(CompressedCollective):
         super()._check(codec)
         ranks = dist.get_world_size(self._modules[0].process_group)
         for one in self._modules:
-            name, shape = one.name or "the model", (-(-one.elements // ranks),)
-            check_feedback(f"{type(self).__name__}: {name}", shape, Route(codec, ErrorFeedback()))
+            shape = (-(-one.elements // ranks),)
+            check_feedback(
+                f"{type(self).__name__}: {one.name}", shape, Route(codec, ErrorFeedback())
+            )
 
     def _gather(
         self,
@@ -128,7 +130,7 @@ class _Copy:
     @property
     def content(self) -> str:
         """A description for messages."""
-        return f"parameters of {self.module.name or 'the model'}"
+        return f"parameters of {self.module.name}"
 
 
 class _Collectives(EncodedCollectives):

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from hvd_compress.codecs import Codec, NoiseKey
 from hvd_compress.codecs.checks import check_threads
 from hvd_compress.codecs.registry import codec_of
-from hvd_compress.fsdp.sharding import Shared, expect_encodable, settings_of, shared
+from hvd_compress.exchanges.routing import ENCODABLE
+from hvd_compress.fsdp.sharding import Shared, shared
 from hvd_compress.process_group.transport import ProcessGroupTransport
 
 Run = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup, Any], None]
@@ -58,7 +59,9 @@ class CompressedCollective:
         self._collectives.raise_everywhere(f"arguments of {owner}", problem, self._device)
         assert isinstance(codec, Codec)
         self._codec = codec
-        self._collectives.agree(settings_of(codec, seed, self._modules), self._device)
+        modules = [[one.name, str(one.dtype), one.elements] for one in self._modules]
+        settings = {"codec": codec.to_config(), "seed": seed, "modules": modules}
+        self._collectives.agree(settings, self._device)
 
     def _check(self, codec: Codec) -> None:
         """Raises if the codec is not for this collective, or the modules' tensors cannot be encoded."""
@@ -67,7 +70,14 @@ class CompressedCollective:
                 f"{type(self).__name__}.codec: expected payloads of a fixed length, got {codec}: write "
                 f"coding='plain'"
             )
-        expect_encodable(self._modules, *self._tensors)
+        content, setting = self._tensors
+        for one in self._modules:
+            dtype = str(one.dtype).removeprefix("torch.")
+            if dtype not in ENCODABLE:
+                raise TypeError(
+                    f"{one.name}: expected {content} of {', '.join(ENCODABLE)}, got {dtype}: "
+                    f"set {setting} in MixedPrecisionPolicy"
+                )
 
     def _replace(self, module: Shared, run: Run) -> None:
         getattr(module.module, f"set_custom_{self._replaced}")(_Custom(run))

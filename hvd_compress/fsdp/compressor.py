@@ -9,12 +9,11 @@ from typing import Any, NamedTuple, Unpack
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
-from hvd_compress.distributed.keys import like
+from hvd_compress.distributed.keys import like, local
 from hvd_compress.distributed.meshes import FLAT, replicas
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.comm import Pending
@@ -203,7 +202,7 @@ class Compressor(ProcessGroupCompressor):
             self._break_off()
         if unit.elements != output.numel():
             raise ExchangeError(
-                f"{unit.name or 'the model'}: expected {unit.elements} elements, as its gradients have, "
+                f"{unit.name}: expected {unit.elements} elements, as its gradients have, "
                 f"got {output.numel()}"
             )
         if unit.accumulates:
@@ -444,9 +443,9 @@ class Compressor(ProcessGroupCompressor):
         first = dist.get_process_group_ranks(self._process_group)[0]
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
-                local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-                if local.numel():
-                    dist.broadcast(local, first, group=self._process_group)
+                own = local(tensor)
+                if own.numel():
+                    dist.broadcast(own, first, group=self._process_group)
 
 
 class Change(Uncompressed):

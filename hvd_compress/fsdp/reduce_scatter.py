@@ -79,7 +79,7 @@ class CompressedReduceScatter(CompressedCollective):
         self._passes = 0
         self._pass = BackwardPass(self._end)
         for one in self._modules:
-            content = f"gradients of {one.name or 'the model'}"
+            content = f"gradients of {one.name}"
             self._replace(one, functools.partial(self._reduce, content))
 
     @property

@@ -17,9 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from hvd_compress.codecs import Codec
 from hvd_compress.engine.slots import expect_memory
-from hvd_compress.exchanges.routing import ENCODABLE
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Unit:
     """A module whose gradients FSDP2 reduces together.
 
     Attributes:
-        name: the name of the module in the model.
+        name: the name of the module in the model; for the model itself, ``"the model"``.
         module: the module.
         numbers: the numbers of its parameters in the model.
         group: FSDP2's parameter group of the module.
@@ -173,7 +171,7 @@ class Shared:
     """A module whose parameters FSDP2 gathers, and whose gradients it sums, among a shard group's ranks.
 
     Attributes:
-        name: the name of the module in the model.
+        name: the name of the module in the model; for the model itself, ``"the model"``.
         module: the module.
         process_group: the ranks, the same for all modules of a model.
         device: the device of the tensors.
@@ -218,18 +216,16 @@ def shared(model: torch.nn.Module, owner: str, collective: str) -> list[Shared]:
     return found
 
 
-def _shared(
-    owner: str, collective: str, called: str, where: str, name: str, module: Any, group: Any
-) -> Shared:
+def _shared(owner: str, collective: str, called: str, name: str, module: Any, group: Any) -> Shared:
     _ = getattr(module, f"set_custom_{collective}")
     if group.mesh_info.shard_mesh_dim is None:
         raise ValueError(
-            f"{where}: expected a module that is sharded, got one that is replicated only"
+            f"{name}: expected a module that is sharded, got one that is replicated only"
         )
     usual = type(getattr(group, f"_{collective}_comm")).__name__
     if usual != f"Default{owner.removeprefix('Compressed')}":
         raise ValueError(
-            f"{where}: expected a module with FSDP2's own {called}, got one with {usual}: make one {owner} "
+            f"{name}: expected a module with FSDP2's own {called}, got one with {usual}: make one {owner} "
             f"for a model, and call set_custom_{collective}, set_symm_mem and "
             f"set_allocate_memory_from_process_group for nothing else"
         )
@@ -248,29 +244,6 @@ def _shared(
     )
 
 
-def settings_of(codec: Codec, seed: int, modules: Sequence[Shared]) -> dict[str, Any]:
-    """The settings of a compressed collective that have to be the same on all ranks."""
-    described = [[one.name, str(one.dtype), one.elements] for one in modules]
-    return {"codec": codec.to_config(), "seed": seed, "modules": described}
-
-
-def expect_encodable(modules: Sequence[Shared], content: str, setting: str) -> None:
-    """Raises ``TypeError`` if no codec is for the dtype of a module's tensors.
-
-    Args:
-        modules: the modules.
-        content: a word for the tensors, for the message.
-        setting: the setting of ``MixedPrecisionPolicy`` that changes the dtype.
-    """
-    for one in modules:
-        dtype = str(one.dtype).removeprefix("torch.")
-        if dtype not in ENCODABLE:
-            raise TypeError(
-                f"{one.name or 'the model'}: expected {content} of {', '.join(ENCODABLE)}, got {dtype}: "
-                f"set {setting} in MixedPrecisionPolicy"
-            )
-
-
 def _modules(model: Any, owner: str, call: str) -> dict[str, Any]:
     expected = (
         f"{owner}.model: expected a model with modules that went through {call} of "
@@ -278,7 +251,9 @@ def _modules(model: Any, owner: str, call: str) -> dict[str, Any]:
     )
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{expected}, got {type(model).__name__}")
-    modules = {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
+    modules = {
+        name or "the model": m for name, m in model.named_modules() if isinstance(m, FSDPModule)
+    }
     if not modules:
         raise TypeError(f"{expected}, got {type(model).__name__}, which has none")
     return modules
@@ -296,8 +271,8 @@ def _as_in_this_version() -> Iterator[None]:
         ) from None
 
 
-def _groups(modules: Mapping[str, Any], what: str) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yields for each module its name in errors, its name, itself and FSDP2's parameter group.
+def _groups(modules: Mapping[str, Any], what: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yields for each module its name, itself and FSDP2's parameter group.
 
     Args:
         modules: the modules, by name.
@@ -305,17 +280,16 @@ def _groups(modules: Mapping[str, Any], what: str) -> Iterator[tuple[str, str, A
     """
     seen: set[int] = set()
     for name, module in modules.items():
-        where = name or "the model"
         groups = _parameter_groups(module._get_fsdp_state())
         if len(groups) > 1:
             raise ValueError(
-                f"{where}: expected parameters on one mesh in each module, got {len(groups)} meshes: FSDP2 "
+                f"{name}: expected parameters on one mesh in each module, got {len(groups)} meshes: FSDP2 "
                 f"has no {what} for that"
             )
         for group in groups:
             if id(group) not in seen:  # Else fully_shard got a list of modules.
                 seen.add(id(group))
-                yield where, name, module, group
+                yield name, module, group
 
 
 def _parameter_groups(state: Any) -> list[Any]:
@@ -333,16 +307,16 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
     dtypes: dict[int, torch.dtype] = {}
     padded: dict[int, tuple[int, ...]] = {}
     meshes: dict[tuple[int, ...], DeviceMesh] = {}
-    for where, name, module, group in _groups(modules, "hook"):
-        _check_mesh(where, group.mesh_info)
+    for name, module, group in _groups(modules, "hook"):
+        _check_mesh(name, group.mesh_info)
         if group._all_reduce_hook is not None:
             raise ValueError(
-                f"{where}: expected a module without an all-reduce hook, got one that has it: make one "
+                f"{name}: expected a module without an all-reduce hook, got one that has it: make one "
                 f"compressor for a model, and call set_all_reduce_hook for nothing else"
             )
         if group.device.type != "cpu" and any(one.offload_to_cpu for one in group.fsdp_params):
             raise ValueError(
-                f"{where}: expected parameters on {group.device}, where FSDP2 has their gradients, got "
+                f"{name}: expected parameters on {group.device}, where FSDP2 has their gradients, got "
                 f"some in the memory of the CPU: call fully_shard without CPUOffloadPolicy"
             )
         meshes[tuple(group.mesh_info.mesh.mesh.tolist())] = group.mesh_info.mesh
