@@ -19,6 +19,7 @@ from hvd_compress.diloco.common import CommonParameters
 from hvd_compress.diloco.fragments import Fragment, Fragments, check_model, split
 from hvd_compress.diloco.quorums import Quorums, RolledBackError
 from hvd_compress.diloco.rebinding import RebindingDiLoCo
+from hvd_compress.diloco.states import check_state
 from hvd_compress.distributed.compressor import compressor_of, group_of
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
@@ -436,4 +437,4 @@ class DiLoCo(RebindingDiLoCo):
             raise hvdc.ExchangeError(
                 f"DiLoCo.{who}: expected no exchange under way; call synchronize() first"
             )
-        self._checks.check(who, state)
+        check_state(who, state, self._common, self._fragments, self._configuration)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +15,7 @@ from hvd_compress.diloco.common import CommonParameters
 from hvd_compress.diloco.progress import Counts
 from hvd_compress.distributed.compressor import Compressor, Work
 from hvd_compress.distributed.keys import local
+from hvd_compress.exchanges.routing import matching
 
 if TYPE_CHECKING:
     from hvd_compress.diloco.shards import Shards
@@ -362,25 +362,18 @@ def split(
     """
     if isinstance(fragments, int):
         return _equal(parameters, fragments)
-    found = [[name for name in parameters if _matches(name, patterns)] for patterns in fragments]
-    for patterns in fragments:
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in parameters):
-                raise ValueError(
-                    f"DiLoCo.fragments: expected a pattern that matches a parameter's name, got "
-                    f"{pattern!r}"
-                )
-    for name in parameters:
-        count = sum(name in names for names in found)
+    names = list(parameters)
+    chosen = [
+        {name for pattern in patterns for name in matching(pattern, names, "DiLoCo.fragments")}
+        for patterns in fragments
+    ]
+    for name in names:
+        count = sum(name in some for some in chosen)
         if count != 1:
             raise ValueError(
                 f"DiLoCo.fragments: expected each parameter in one fragment, got {name!r} in {count}"
             )
-    return found
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return [[name for name in names if name in some] for some in chosen]
 
 
 def _equal(parameters: Mapping[str, nn.Parameter], count: int) -> list[list[str]]:

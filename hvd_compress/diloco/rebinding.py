@@ -13,7 +13,7 @@ import hvd_compress.distributed as hvdc
 from hvd_compress.diloco.common import CommonParameters
 from hvd_compress.diloco.fragments import Fragments
 from hvd_compress.diloco.progress import Progress, all_to_send, behind, merged, sources
-from hvd_compress.diloco.states import StateChecks
+from hvd_compress.diloco.states import check_fits
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.values import problem_told
 from hvd_compress.ranks import agreement
@@ -51,7 +51,6 @@ class RebindingDiLoCo:
         self._shards = shards
         self._settings = settings
         self._configuration = settings if shards is None else {**settings, "shard": shards.number}
-        self._checks = StateChecks(common, fragments, self._configuration)
         self._group: str | None = None
         self._fresh = True  # As long as ranks have not told each other what they begin with.
         self.steps = 0
@@ -189,7 +188,7 @@ class RebindingDiLoCo:
     @torch.no_grad()
     def _heal(self, state: dict[str, Any]) -> None:
         """Continues from another rank's :meth:`_health`."""
-        self._checks.check_fits("manager", state)
+        check_fits("manager", state, self._common, self._configuration)
         progress: Progress = state["progress"]
         self._settle_failed([progress] * len(self._fragments))
         alike = progress.history == self._fragments.history() and self._common.are(state)
