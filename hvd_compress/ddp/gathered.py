@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.engine.state_checks import expect_state
-from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.values import gather_states
 from hvd_compress.ranks.errors import explained
 
@@ -57,7 +57,7 @@ class GatheredState:
         state = self._compressor.state_dict()
         elements = sum(slot.count for slot in self._compressor._slots)
         with explained(_NOTE):
-            ranks = collectives_of(None, meeting_place(None))
+            ranks = collectives_of(None)
             states = gather_states(ranks, state, elements, given_up)
         return {} if states is None else {"ranks": states}
 

@@ -14,7 +14,7 @@ from hvd_compress.diloco.common import as_placed
 from hvd_compress.diloco.diloco import DiLoCo
 from hvd_compress.distributed.keys import local
 from hvd_compress.distributed.rebinding import owed_everywhere, owned_of
-from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.values import problem_told, state_bytes, state_from, tell
 
 _SHARED = "hvd_compress.diloco"
@@ -111,7 +111,7 @@ class ShardedState:
                 exact = {name: _described(one) for name, one in compressor["tensors"].items()}
             every: list[dict[str, Any]] = self._shards.tell(exact)
         # Every worker has to stop where one does: the others would wait for it as they write.
-        tell(collectives_of(group, meeting_place(group)), None)
+        tell(collectives_of(group), None)
         shared = {
             "steps": state["steps"],
             "history": state["history"],

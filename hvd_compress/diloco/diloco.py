@@ -22,7 +22,7 @@ from hvd_compress.diloco.rebinding import RebindingDiLoCo
 from hvd_compress.diloco.states import check_state
 from hvd_compress.distributed.compressor import compressor_of, group_of
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.values import problem_told, tell
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ class DiLoCo(RebindingDiLoCo):
         if self._quorums is None:
             with self._lost_ranks_noticed():
                 group = self._compressor.process_group
-                ranks = collectives_of(group, meeting_place(group))
+                ranks = collectives_of(group)
                 told = tell(ranks, list(self._common.loaded))
                 loaded = {name for names in told for name in names}
                 names = [name for name in self._common.own if name in loaded]

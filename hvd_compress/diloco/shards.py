@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,7 +15,7 @@ from hvd_compress.codecs.checks import check_choice
 from hvd_compress.distributed.compressor import Compressor
 from hvd_compress.distributed.meshes import FLAT, one_mesh, replicas
 from hvd_compress.process_group.collectives import Collectives
-from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.values import problem_told, tell
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
@@ -81,7 +80,7 @@ class Shards:
         Raises:
             ExchangeError: one of the ranks has told of an error.
         """
-        return tell(collectives_of(self.group, meeting_place(self.group)), value)
+        return tell(collectives_of(self.group), value)
 
     def agree(self, content: dict[str, Any]) -> None:
         """Raises ``ExchangeError`` unless all ranks of the worker have the same content."""
@@ -97,7 +96,7 @@ class Shards:
             ExchangeError: it differs, or one of the ranks has told of an error.
         """
         self.agree(progress)
-        ranks = collectives_of(self.group, meeting_place(self.group))
+        ranks = collectives_of(self.group)
         # FSDP2's collectives have an order of their own.
         self._ranks = ranks.among(range(ranks.size))
 
@@ -123,7 +122,8 @@ class Shards:
         _check_none_lost(rows)
         if any(row[0] == _FAILED for row in rows):
             raise another_shard_failed()
-        masks = self._gather(*map(int, changed))
+        assert self._ranks is not None
+        masks = self._ranks.gather_numbers(*changed)
         return all(row[0] == _FINITE for row in rows), [
             any(flags) for flags in zip(*masks, strict=True)
         ]
@@ -156,7 +156,7 @@ class Shards:
 
     def _verdicts(self, own: int, fragment: int) -> list[list[int]]:
         if self._ranks is not None:
-            rows = self._gather(own, fragment)
+            rows = self._ranks.gather_numbers(own, fragment)
             together = all(row[1] == fragment for row in rows)
             if not together or any(row[0] == _LOST for row in rows):
                 # On all of these ranks: each now ends the exchanges that it has in progress, and others may
@@ -168,14 +168,6 @@ class Shards:
             "expected averages of all shards, but another shard's exchange of another fragment failed, or "
             "its rank is lost: call rebind() on all ranks"
         )
-
-    def _gather(self, *words: int) -> list[list[int]]:
-        assert self._ranks is not None
-        own = torch.tensor(words, dtype=torch.int32, device=self._ranks.device)
-        rows, work = self._ranks.all_gather(own)
-        work.wait()
-        told: list[list[int]] = rows.tolist()
-        return told
 
 
 def _check_none_lost(rows: Sequence[Sequence[int]]) -> None:

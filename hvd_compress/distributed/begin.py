@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hvd_compress.distributed.compressor import Compressor
 from hvd_compress.distributed.keys import parts
 from hvd_compress.engine.slots import expect_memory
-from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.values import problem_told, tell
 from hvd_compress.ranks import agreement
 
@@ -43,7 +43,7 @@ def begin_alike(
         own, numbers = parts({name: one.data for name, one in parameters.items()}, group)
         expect_memory_of(own)
     shapes = {name: [str(p.dtype), list(p.shape)] for name, p in own.items()}
-    ranks = collectives_of(group, meeting_place(group))
+    ranks = collectives_of(group)
     agreement.compare(tell(ranks, {**settings, "parameters": shapes, "part of": numbers}))
     for values in own.values():
         if values.numel():

@@ -15,7 +15,7 @@ from hvd_compress.distributed.keys import local
 from hvd_compress.exchanges.default import AUTO
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.process_group.collectives import is_unregistered
-from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
 
 FLAT = (AUTO, *(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"}))
@@ -67,12 +67,7 @@ class Verdicts:
     def _gather(self, word: int) -> list[int]:
         if self._mesh is None:
             return [word]
-        group = self._mesh.get_group()
-        ranks = collectives_of(group, meeting_place(group))
-        rows, work = ranks.all_gather(torch.tensor([word], dtype=torch.int64, device=ranks.device))
-        work.wait()
-        words: list[int] = rows.view(-1).tolist()
-        return words
+        return [row[0] for row in collectives_of(self._mesh.get_group()).gather_numbers(word)]
 
 
 def one_mesh(owner: str, named: Mapping[str, torch.Tensor]) -> DeviceMesh | None:

@@ -107,6 +107,14 @@ class Collectives:
         rows = message.new_empty((self.size, message.numel()))
         return rows, _all_gather(rows.view(-1), message, group=self._group, async_op=True)
 
+    def gather_numbers(self, *numbers: int) -> list[list[int]]:
+        """Every rank's numbers, by rank; as many on every rank. Waits for them."""
+        own = torch.tensor(numbers, dtype=torch.int64, device=self.meeting)
+        rows, work = self.all_gather(own)
+        work.wait()
+        told: list[list[int]] = rows.tolist()
+        return told
+
     def among(self, ranks: Sequence[int]) -> Collectives:
         """Collectives in a new process group of some of these ranks, this rank included.
 
@@ -219,10 +227,7 @@ class Collectives:
         # other names, ranks would wait for each other until they time out.
         with naming:
             counted = len(dist.distributed_c10d._world.pg_names)
-        own = torch.tensor([counted], dtype=torch.int64, device=self.meeting)
-        rows, work = self.all_gather(own)
-        work.wait()
-        counts = rows.view(-1).tolist()
+        counts = [row[0] for row in self.gather_numbers(counted)]
         if len(set(counts)) > 1:
             raise ExchangeError(
                 f"expected ranks that belong to equally many process groups for an exchange in several "

@@ -15,8 +15,10 @@ from hvd_compress.process_group.collectives import Collectives, Over, is_unregis
 from hvd_compress.process_group.streams import NoStream, SideStream
 
 
-def collectives_of(group: dist.ProcessGroup | None, device: torch.device) -> Collectives:
-    """Collectives of a process group for tensors on a device.
+def collectives_of(
+    group: dist.ProcessGroup | None, device: torch.device | None = None
+) -> Collectives:
+    """Collectives of a process group for tensors on a device; None is the group's :func:`meeting_place`.
 
     A group that torch.distributed does not know cannot be duplicated. The thread that starts its
     collectives waits for each before it starts the next, so that one group is enough.
@@ -25,6 +27,7 @@ def collectives_of(group: dist.ProcessGroup | None, device: torch.device) -> Col
         ExchangeError: see :class:`~hvd_compress.process_group.collectives.Collectives`.
         ValueError: the group has no backend for tensors on the device.
     """
+    device = device or meeting_place(group)
     collectives = Collectives(group)
     if is_unregistered(group):
         assert group is not None

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.process_group.collectives import Collectives, contents, message
-from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.values import MOST_BYTES, check_lengths, deserialize, serialize
 
@@ -62,7 +62,7 @@ def problem_told(group: dist.ProcessGroup | None) -> Iterator[None]:
         yield
     except Exception as problem:
         with contextlib.suppress(Exception):
-            tell(collectives_of(group, meeting_place(group)), None, problem)
+            tell(collectives_of(group), None, problem)
         raise
 
 

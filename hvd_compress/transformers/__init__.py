@@ -19,7 +19,7 @@ import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import check_options
 from hvd_compress.exchanges.routing import Route, route_of
-from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.values import tell
 
 __all__ = ["CompressGradients"]
@@ -101,7 +101,7 @@ class CompressGradients(TrainerCallback):
         saved = torch.load(found, map_location="cpu", weights_only=True) if found else {}
         # A folder of that name may be another run's: its residuals belong to other parameters.
         fits = math.isclose(saved.get("parameters", math.nan), self._parameter_sum(), rel_tol=1e-6)
-        if all(tell(collectives_of(None, meeting_place(None)), fits)):
+        if all(tell(collectives_of(None), fits)):
             assert self.compressor is not None
             hvdc.GatheredState(self.compressor).load_state_dict(saved["gathered"])
         elif self._trainer.is_world_process_zero():
