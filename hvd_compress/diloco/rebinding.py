@@ -100,17 +100,13 @@ class RebindingDiLoCo:
     def _meet(self, process_group: dist.ProcessGroup | None, lost: Sequence[Any]) -> None:
         """Meets the ranks of a group, and gets what this rank lacks."""
         problem = self._problem(lost)
-        told: list[Progress] = []
-        chosen: list[int] = []
-
-        def met(values: Sequence[Any]) -> None:
-            told.extend(records(Progress, values))
-            agreement.compare([dict(one.settings) for one in told])
-            chosen.extend(sources(told, len(self._fragments)))
-            self._settle_failed([told[rank] for rank in chosen])
-
         states = [] if problem is not None else [state["compressor"] for state in lost]
-        ranks = self._compressor.rebind_along(process_group, states, self._progress(), problem, met)
+        meeting = self._compressor.meet(process_group, states, self._progress(), problem)
+        ranks, told = meeting.ranks, records(Progress, meeting.values)
+        agreement.compare([dict(one.settings) for one in told])
+        chosen = sources(told, len(self._fragments))
+        self._settle_failed([told[rank] for rank in chosen])
+        self._compressor.rebind_to(meeting)
         self._catch_up(told, chosen, ranks)
         self._fragments.load_to_send(all_to_send(told))
         self._group = told[0].offered

@@ -13,12 +13,11 @@ from hvd_compress.codecs import NoCompression
 from hvd_compress.codecs.calls import guard
 from hvd_compress.distributed.compressor import Accept, Compressor, Work
 from hvd_compress.distributed.keys import pairs
-from hvd_compress.distributed.rebinding import Met
+from hvd_compress.distributed.rebinding import Meeting
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.routing import CodecLike
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
 from hvd_compress.process_group.auto import DEFAULT_EXCHANGES, GroupPlanning
-from hvd_compress.process_group.collectives import Collectives
 
 
 @guard
@@ -81,20 +80,12 @@ class Auto(GroupPlanning, Compressor):
             self._in_step.update(key)
         return super().reduce(tensor, key, op, group, accept, device)
 
-    def rebind_along(
-        self,
-        process_group: dist.ProcessGroup | None,
-        lost: Any,
-        value: Any = None,
-        problem: Exception | None = None,
-        met: Met = lambda told: None,
-    ) -> Collectives:
-        """The same as :meth:`Compressor.rebind_along`; then plans anew for the remaining ranks."""
-        ranks = super().rebind_along(process_group, lost, value, problem, met)
+    def rebind_to(self, meeting: Meeting) -> None:
+        """The same as :meth:`Compressor.rebind_to`; then plans anew for the remaining ranks."""
+        super().rebind_to(meeting)
         self._in_step.clear()
         self._saved_plan = None
         self._plan()
-        return ranks
 
     def _plan(self) -> None:
         if self._comparisons is None:  # The first call tells the device, and perhaps more keys.

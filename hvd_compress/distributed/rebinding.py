@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,15 +13,14 @@ import torch.distributed as dist
 
 from hvd_compress.codecs.base import as_matrix
 from hvd_compress.distributed.keys import Keys, kind_of
-from hvd_compress.distributed.places import Norms, Place, check_lost, together
+from hvd_compress.distributed.places import Norms, Place, Positions, check_lost, together
 from hvd_compress.engine.residuals import in_place, transpose
-from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
 from hvd_compress.engine.state_checks import check
 from hvd_compress.process_group.agreement import forget_line
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
-from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.launcher import Line
 from hvd_compress.process_group.values import tell
 from hvd_compress.ranks.errors import ExchangeError
@@ -28,8 +28,26 @@ from hvd_compress.ranks.values import records
 
 _log = logging.getLogger(__name__)
 
-Met = Callable[[Sequence[Any]], None]
-"""A function that is called with what each rank of a new group has told, and raises if it does not fit."""
+
+@dataclass(frozen=True)
+class Meeting:
+    """The ranks of a process group in which they are about to continue.
+
+    Attributes:
+        process_group: the group; None is the default group.
+        ranks: the collectives among the ranks.
+        places: each rank's place.
+        positions: the keys of all ranks, and the furthest position of each.
+        lost: the states of ranks that have left.
+        values: the value that each rank has told.
+    """
+
+    process_group: dist.ProcessGroup | None
+    ranks: Collectives
+    places: Sequence[Place]
+    positions: Positions
+    lost: Sequence[dict[str, Any]]
+    values: Sequence[Any]
 
 
 def owed_everywhere(owned: Mapping[str, Any], shape: Sequence[int]) -> torch.Tensor:
@@ -106,30 +124,23 @@ class RebindingCompressor(ProcessGroupCompressor):
             ValueError: a state in ``lost`` does not belong to a rank that has left, or has other keys; the
                 other ranks raise an :class:`ExchangeError`. Nothing is changed then.
         """
-        self.rebind_along(process_group, lost)
+        self.rebind_to(self.meet(process_group, lost))
 
-    @torch.no_grad()
-    def rebind_along(
+    def meet(
         self,
         process_group: dist.ProcessGroup | None,
         lost: Iterable[dict[str, Any]],
         value: Any = None,
         problem: Exception | None = None,
-        met: Met = lambda told: None,
-    ) -> Collectives:
-        """:meth:`rebind` for an object that has this compressor, and tells the ranks something of its own.
+    ) -> Meeting:
+        """The first part of :meth:`rebind`, with the same errors; changes nothing.
 
         Args:
             process_group, lost: see :meth:`rebind`.
-            value: the object's value for the other ranks, JSON-serializable.
-            problem: the error that prevents the object's part on this rank, or None.
-            met: called with the ranks' values before anything changes; raises if these do not fit together,
-                or settles what residuals depend on.
-
-        Returns:
-            The collectives among the ranks.
+            value: a value for the other ranks, JSON-serializable.
+            problem: an error that prevents the rest on this rank, or None.
         """
-        ranks = collectives_of(process_group, meeting_place(process_group))
+        ranks = collectives_of(process_group)
         lost = list(lost)
         try:
             if problem is not None:
@@ -153,16 +164,20 @@ class RebindingCompressor(ProcessGroupCompressor):
         own = Place(self._member, self._came_from, self._seed, own_places, members)
         values = tell(ranks, [own, value], problem)
         told = records(Place, [place for place, _ in values])
-        places = together(told)
-        met([one for _, one in values])
+        told_values = [one for _, one in values]
+        return Meeting(process_group, ranks, told, together(told), lost, told_values)
+
+    @torch.no_grad()
+    def rebind_to(self, meeting: Meeting) -> None:
+        """The second part of :meth:`rebind`: continues among ranks that have met."""
+        ranks, told, lost = meeting.ranks, meeting.places, meeting.lost
         norms = Norms(ranks.among(range(ranks.size)))
         stayed = sum(one.size is not None for one in told)
-        before = {
-            slot.name: unsent(self._saved(slot), slot.shape) for slot in self._keys.slots.values()
-        }
+        saved = snapshot(self._slots, 0, 1, self._seed)["tensors"]
+        before = {slot.name: unsent(saved[slot.name], slot.shape) for slot in self._slots}
         old = self._came_from or ranks.size
         self._report(told, lost)
-        self._process_group = process_group
+        self._process_group = meeting.process_group
         self._join_group()
         self._bound = True
         self._came_from = self._size
@@ -171,7 +186,7 @@ class RebindingCompressor(ProcessGroupCompressor):
         self._calls = self._dropped = 0
         self._routed.clear()
         self._members = [one.member for one in told]
-        for key, (kind, step, exchanges) in places.items():
+        for key, (kind, step, exchanges) in meeting.positions.items():
             slot = self._keys.slots.get(key) or self._keys.add(key, kind)
             residual = before.get(key)
             if residual is not None:
@@ -183,7 +198,6 @@ class RebindingCompressor(ProcessGroupCompressor):
             begin_with(slot, residual)
             slot.route = slot.route.among(self._size)
             slot.step, slot.exchanges, slot.pending = step, exchanges, False
-        return ranks
 
     def load_for_rebind(self, state: dict[str, Any]) -> None:
         """Loads the state of a rank of any group; :meth:`rebind` then carries it over to the next group.
@@ -223,7 +237,3 @@ class RebindingCompressor(ProcessGroupCompressor):
             if missing
             else "what they had not sent is shared out",
         )
-
-    def _saved(self, slot: Slot) -> dict[str, Any]:
-        saved: dict[str, Any] = snapshot([slot], 0, 1, self._seed)["tensors"][slot.name]
-        return saved
