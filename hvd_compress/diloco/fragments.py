@@ -36,8 +36,6 @@ class Fragment:
         shards: the ranks that share out the parameters of this worker, if they are sharded.
 
     Attributes:
-        number: the number of the fragment.
-        names: the names of the parameters.
         due: the step in which the average of the exchange in progress is used; None without an exchange.
         history: the number of exchanges whose average was used, and of those that were dropped, by the name
             of the group in which they were made.
@@ -328,12 +326,7 @@ def _work(begun: Work | Future[Work]) -> Work:
 
 
 def check_model(model: nn.Module, own: Mapping[str, nn.Parameter]) -> None:
-    """Raises ``ValueError`` if the model's trainable parameters are not the ones in its fragments.
-
-    Args:
-        model: the model.
-        own: the parameters of all fragments, by name.
-    """
+    """Raises ``ValueError`` unless a model's trainable parameters are ``own``, those of its fragments."""
     now = dict(model.named_parameters())
     new = [n for n, p in now.items() if p.requires_grad and own.get(n) is not p]
     gone = [n for n, p in own.items() if now.get(n) is not p and n not in new]

@@ -10,11 +10,7 @@ import torch
 
 
 class BackwardPass:
-    """Calls a function at the end of the backward pass in progress; knows whether a pass was interrupted.
-
-    Args:
-        end: the function.
-    """
+    """Calls ``end`` at the end of the backward pass in progress; knows whether a pass was interrupted."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self._end = end

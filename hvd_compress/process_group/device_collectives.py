@@ -29,13 +29,8 @@ def collectives_of(
     """
     device = device or meeting_place(group)
     collectives = Collectives(group)
-    if is_unregistered(group):
-        assert group is not None
-        if device.type == "cpu":
-            return InStream(group, device, NoStream())
-        gloo = group._get_backend(device).name() == "gloo"
-        return (ThroughHost if gloo else InStream)(group, device, SideStream(device))
-    backends = _backends(dist.get_backend_config(group))
+    known = not is_unregistered(group)
+    backends = _backends(group)
     needed = [device.type, "cpu"] if backends.get(device.type) == "gloo" else [device.type]
     for place in needed:
         if backends and place not in backends:
@@ -45,9 +40,9 @@ def collectives_of(
                 f"use init_process_group('cpu:gloo,cuda:nccl')"
             )
     if device.type == "cpu":
-        return collectives
-    chosen = ThroughHost if backends.get(device.type) == "gloo" else InStream
-    return chosen(group, device, SideStream(device))
+        return collectives if known else InStream(group, device, NoStream())
+    backend = backends.get(device.type) if known else collectives.group._get_backend(device).name()
+    return (ThroughHost if backend == "gloo" else InStream)(group, device, SideStream(device))
 
 
 def meeting_place(group: dist.ProcessGroup | None) -> torch.device:
@@ -56,12 +51,11 @@ def meeting_place(group: dist.ProcessGroup | None) -> torch.device:
     Raises:
         ExchangeError: there is no process group, or this rank is not in it.
     """
-    if not is_unregistered(group):
-        Collectives(group)
-        backends = _backends(dist.get_backend_config(group))
-        if backends and "cpu" not in backends:
-            kind = next(iter(backends))
-            return torch.device(kind, torch.get_device_module(kind).current_device())
+    Collectives(group)
+    backends = _backends(group)
+    if backends and "cpu" not in backends:
+        kind = next(iter(backends))
+        return torch.device(kind, torch.get_device_module(kind).current_device())
     return torch.device("cpu")
 
 
@@ -83,7 +77,7 @@ class InStream(Collectives):
         self, group: dist.ProcessGroup | None, device: torch.device, side: NoStream
     ) -> None:
         super().__init__(group, device)
-        if not is_unregistered(group) and "cpu" in _backends(dist.get_backend_config(group)):
+        if "cpu" in _backends(group):
             # There, the host reads what arrives without waiting for the device's earlier work.
             self.meeting = torch.device("cpu")
         self._side = side
@@ -174,7 +168,9 @@ class _Landing(dist.Work):
         return True
 
 
-def _backends(configured: str) -> dict[str, str]:
-    """The backends in a string such as ``"cpu:gloo,cuda:nccl"``, by device type; empty for other forms."""
-    pairs = [pair.split(":", 1) for pair in configured.split(",")]
+def _backends(group: dist.ProcessGroup | None) -> dict[str, str]:
+    """A group's backends by device type, as in ``"cpu:gloo,cuda:nccl"``; empty if PyTorch knows none."""
+    if is_unregistered(group):
+        return {}
+    pairs = [pair.split(":", 1) for pair in dist.get_backend_config(group).split(",")]
     return dict(pairs) if all(len(pair) == 2 for pair in pairs) else {}

@@ -46,7 +46,6 @@ class EncodedCollectives:
     Attributes:
         rank: this rank's number in the group.
         size: the number of ranks.
-        exact_own: whether a rank takes its own tensor unencoded.
         counters: the amounts that this rank has sent, and the times of its kernels. ``steps`` counts
             exchanges; the bytes of comparisons are not included.
         exchanges: the number of exchanges, the same on every rank; it is stamped on payloads, and is the

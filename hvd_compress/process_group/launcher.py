@@ -23,12 +23,7 @@ _REMAINDERS = -1
 
 
 class Ticket:
-    """The right to start one collective of a line; used once.
-
-    Args:
-        line: the line of the collective.
-        number: the position of the ticket in the line.
-    """
+    """The right to start one collective of a line; used once."""
 
     def __init__(self, line: Line, number: int) -> None:
         self._line = line

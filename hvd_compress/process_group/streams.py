@@ -28,9 +28,6 @@ class SideStream(NoStream):
     """A stream of a CUDA device beside the stream that is current in hooks.
 
     Messages of other ranks are decoded in this stream, so that the backward pass does not wait for them.
-
-    Args:
-        device: a CUDA device.
     """
 
     def __init__(self, device: torch.device) -> None:
