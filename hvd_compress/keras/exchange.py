@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 from horovod.tensorflow.compression import Compressor as HorovodCompressor
 from tensorflow.python.ops import control_flow_util
@@ -20,8 +21,9 @@ from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.names import distinct
 from hvd_compress.tensorflow import Auto, Compressor
-from hvd_compress.tensorflow.collectives import called
+from hvd_compress.tensorflow.collectives import called, digest
 from hvd_compress.tensorflow.native import operations
+from hvd_compress.tensorflow.slots import common_name
 from hvd_compress.tensorflow.variables import known_to_horovod
 
 
@@ -101,8 +103,8 @@ class Exchange:
         self._name = distinct("hvd_compress.keras") if name is None else name
         self._graphs: dict[Any, tuple[Any, Sequence[Any]]] = {}
         self.saved: dict[Any, Any] = {}
-        self.all_paths: list[str] = []
-        """The paths of all variables of the optimizer."""
+        self.all_variables: Sequence[Any] = ()
+        """All variables of the optimizer."""
         self.variables: list[Any] = []
         """The variables whose gradients are passed to :meth:`average` next."""
         self.updates = 0
@@ -136,7 +138,7 @@ class Exchange:
         key = specs, tuple(map(id, variables))
         if key not in self._graphs:
             if isinstance(self.compression, Compressor):
-                self.compression.check_patterns(self.all_paths)
+                self.compression.check_patterns([variable.path for variable in self.all_variables])
             if isinstance(self.compression, Auto):
                 pairs = [p for p in zip(variables, specs, strict=True) if self._compresses(p[1])]
                 self.compression.label_gradients([variable.path for variable, _ in pairs])
@@ -184,15 +186,49 @@ class Exchange:
         if self._sparse_as_dense:
             # All before the first is sent, so that they can be sent together.
             gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        pairs = zip(gradients, variables, strict=True)
-        return [self._reduce_one(g, v, f"gradient.{i}") for i, (g, v) in enumerate(pairs)]
+        places = {id(variable): place for place, variable in enumerate(self.all_variables)}
+        sent = [(g, v, places.get(id(v), -1)) for g, v in zip(gradients, variables, strict=True)]
+        check = self._check_of(sent)
+        reduced = [self._reduce_one(*one, f"gradient.{i}") for i, one in enumerate(sent)]
+        # An error before could keep something from being sent, whose receivers would wait.
+        with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
+            check()
+        return reduced
 
-    def _reduce_one(self, gradient: Any, variable: Any, label: str) -> Any:
+    def _check_of(self, sent: Sequence[tuple[Any, Any, int]]) -> Callable[[], None]:
+        """Traces a sum that tells whether all ranks reduce the same gradients by the same op.
+
+        A compressor compares what it receives; this is for the other gradients.
+
+        Args:
+            sent: the gradients of the update, their variables and the variables' positions.
+
+        Returns:
+            A function that traces the comparison.
+        """
+        encoded = isinstance(self.compression, Compressor)
+        apart = [
+            f"{type(gradient).__name__} of variable {place} ({common_name(variable.path)})"
+            for gradient, variable, place in sent
+            if not encoded or isinstance(gradient, tf.IndexedSlices)
+        ]
+        if not apart:
+            return lambda: None
+        here = [f"op={'Sum' if self._op == hvd.Sum else 'Average'}", *apart]
+        own = np.array([1, *digest(here, self._process_set.size())], np.float32)
+        sums = hvd.allreduce(_to_horovod(tf.constant(own)), op=hvd.Sum, **self._called("same"))
+        message = (
+            f"expected the same op, and gradients of the same variables, on every rank, got "
+            f"{', '.join(here)} on this rank and others on another"
+        )
+        return lambda: tf.debugging.assert_equal(sums, sums[0] * own, message)
+
+    def _reduce_one(self, gradient: Any, variable: Any, place: int, label: str) -> Any:
         if isinstance(gradient, tf.IndexedSlices):
             return self._reduce_sparse(gradient, label)
         sent = gradient
         if isinstance(self.compression, Compressor):
-            self.compression.expect(variable, variable.path)
+            self.compression.expect(variable, variable.path, place)
         else:
             sent = _to_horovod(sent)
         reduced = hvd.allreduce(

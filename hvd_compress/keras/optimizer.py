@@ -160,8 +160,7 @@ class _Distributed(_Saved):
         variables = trainable_variables or self._trainable_variables
         pairs = zip(grads, variables, strict=False)  # Keras's own check says what differs.
         self._exchange.variables = [variable for grad, variable in pairs if grad is not None]
-        known = self._trainable_variables if self.built else variables
-        self._exchange.all_paths = [variable.path for variable in known]
+        self._exchange.all_variables = self._trainable_variables if self.built else variables
         before = self._exchange.updates
         super().apply(grads, trainable_variables)
         updates = self._exchange.updates - before

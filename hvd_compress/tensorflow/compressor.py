@@ -213,10 +213,12 @@ class Compressor(tf.Module, HorovodCompressor):
         turn = traced.count(source.variable)
         beginning = self._beginning(traced, graph, source)
         slot = self._slot(source, turn, tensor)
-        beginning.gradients += 1
+        beginning.exchanges([*beginning.slots, slot])
         state = [variable.handle for variable in slot.state]
         if source.call and is_outermost(graph):
-            shared = traced.shared.setdefault(graph, SharedTrace(graph, self._slot_like))
+            shared = traced.shared.setdefault(
+                graph, SharedTrace(graph, self._slot_like, beginning.exchanges)
+            )
             state = shared.handles(source, turn, slot)
         if slot.route.uncompressed:
             return self._start_uncompressed(slot, tensor, beginning)
@@ -294,14 +296,15 @@ class Compressor(tf.Module, HorovodCompressor):
         """
         return {slot.label: slot.route for slot in self.slots}
 
-    def expect(self, variable: Any, label: str) -> None:
+    def expect(self, variable: Any, label: str, place: int = 0) -> None:
         """Names the variable of the next gradient, for callers other than Horovod's own.
 
         Args:
             variable: a variable of TensorFlow or Keras.
             label: the gradient's name in patterns and messages.
+            place: the variable's position among all variables of the caller, the same on every rank.
         """
-        self._expected = Source.of(variable)
+        self._expected = Source.of(variable, place=place)
         if self._variables.find(self._expected.variable, 0) is None:
             self._labels = MappingProxyType({**self._labels, len(self.slots): label})
 
@@ -447,7 +450,7 @@ class Compressor(tf.Module, HorovodCompressor):
             slot = self._make_slot(len(self.slots), like)
             slot.key = slot.index if key is None else key
             slot.variable_name = f"{source.name} again" * bool(turn) or source.name
-            slot.call = self._calls + (key is not None)
+            slot.place, slot.call = source.place, self._calls + (key is not None)
             self.owner.check(slot)
             self._variables.add(source.variable, turn, slot)
             self.slots.append(slot)
@@ -515,7 +518,9 @@ class Compressor(tf.Module, HorovodCompressor):
             with graph.as_default(), tf.device(HOST):
                 first = [] if is_outermost(graph) else self._step.same_variables(source.call)
                 with tf.control_dependencies(first):
-                    traced.beginnings[graph] = self._begin(self._graphs)
+                    beginning = traced.beginnings[graph] = Beginning(self._graphs, self._size)
+                    if self._takes_part():
+                        beginning.begun, beginning.everybody = self._step.begin(beginning)
         return traced.beginnings[graph]
 
     def _expect(self, beginning: Beginning) -> None:
@@ -525,7 +530,7 @@ class Compressor(tf.Module, HorovodCompressor):
             self._ops.hvdc_expect(
                 self._ledger,
                 tf.constant(beginning.graph, tf.int64),
-                tf.constant(beginning.gradients, tf.int64),
+                tf.constant(len(beginning.slots), tf.int64),
                 tf.constant([len(members) for members in scales], tf.int64),
                 tf.constant([*itertools.chain.from_iterable(scales)], tf.float64),
             )
@@ -534,11 +539,6 @@ class Compressor(tf.Module, HorovodCompressor):
         """Whether the branch in which :meth:`compress` is called runs on this rank."""
         alone = self._size == 1 and not os.environ.get("HOROVOD_ELASTIC")
         return self._collectives.included and not alone
-
-    def _begin(self, graph: int) -> Beginning:
-        if not self._takes_part():
-            return Beginning(tf.ones([1]), tf.constant(True), graph)
-        return Beginning(*self._step.begin(graph), graph)
 
     def _start_uncompressed(
         self, slot: Slot, gradient: tf.Tensor, beginning: Beginning

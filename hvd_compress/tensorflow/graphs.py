@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.buckets import Bucket
+from hvd_compress.tensorflow.collectives import digest
 from hvd_compress.tensorflow.exchanges.base import Exchange
+from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.sources import SharedTrace
 
@@ -23,19 +27,36 @@ _TRACED = "_hvd_compress_traced"
 class Beginning:
     """The beginning of a step in one graph, and what its gradients share.
 
+    Args:
+        graph: a number that identifies the graph.
+        ranks: the number of ranks.
+
     Attributes:
         begun: the tensor on which all messages of a step depend.
         everybody: whether all ranks take part in the step, shape=(), bool.
-        graph: a number that identifies the graph.
-        gradients: the number of gradients that come back in a step.
+        slots: the slots of the gradients that come back in a step, in the order of tracing.
+        digest: a variable, the digest of :attr:`slots` when the graph runs.
         buckets: the buckets of the gradients that are encoded.
     """
 
-    begun: tf.Tensor
-    everybody: tf.Tensor
     graph: int
-    gradients: int = 0
+    ranks: int
+    begun: tf.Tensor = field(default_factory=lambda: tf.ones([1]))
+    everybody: tf.Tensor = field(default_factory=lambda: tf.constant(True))
+    slots: Sequence[Slot] = ()
     buckets: list[Bucket] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        with tf.init_scope(), tf.device(HOST):
+            self.digest = ResourceVariable(digest([], self.ranks), trainable=False)
+
+    def exchanges(self, slots: Sequence[Slot]) -> None:
+        """Sets the slots of the gradients that come back in a step."""
+        if slots == self.slots:
+            return
+        self.slots = slots
+        with tf.init_scope():
+            self.digest.assign(digest([slot.index for slot in slots], self.ranks))
 
     def bucket_for(self, exchange: Exchange, slot: Slot, gradient: tf.Tensor, graph: Any) -> Bucket:
         """The bucket that a gradient joins: the newest one of its exchange, or else a new one."""

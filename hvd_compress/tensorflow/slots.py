@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
@@ -20,6 +22,7 @@ class Slot(tf.Module):
             with which it shares a trace.
         label: its name in patterns and messages.
         variable_name: the name of its variable.
+        place: the position of its variable among the sources of the call in which it was first exchanged.
         call: the number of the call of Horovod in which it was first exchanged.
         kind: its dtype and shape when first traced, with None for unknown dimensions.
         dtype: its dtype when first traced.
@@ -46,7 +49,7 @@ class Slot(tf.Module):
         super().__init__(name=f"gradient_{index}")
         self.index = self.key = index
         self.label = label or f"gradient.{index}"
-        self.variable_name, self.call = "", 0
+        self.variable_name, self.place, self.call = "", 0, 0
         self.kind = _kind(dtype, shape)
         self.dtype = dtype
         self._compatible = shape
@@ -85,7 +88,7 @@ class Slot(tf.Module):
     def compared(self) -> str:
         """The settings that ranks compare besides the route, as text."""
         key = f" as number {self.key}" if self.key != self.index else ""
-        return f"scale {self.scale}{key}"
+        return f"scale {self.scale}{key}, source {self.place} ({common_name(self.variable_name)})"
 
     @property
     def spec(self) -> tf.TensorSpec:
@@ -101,6 +104,11 @@ class Slot(tf.Module):
                 + _kind(gradient.dtype, gradient.shape)
                 + f" for the same variable, {self.variable_name}: exclude it by name"
             )
+
+
+def common_name(name: str) -> str:
+    """A variable's name without numbers, which count how many such layers a rank has made before."""
+    return re.sub(r"(_\d+)+(?=[/:]|$)", "", name)
 
 
 def _numbers(name: str, dtype: tf.DType) -> ResourceVariable:

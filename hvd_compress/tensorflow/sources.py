@@ -114,10 +114,16 @@ class SharedTrace:
     Args:
         graph: the graph of the trace.
         find: maps a variable, its turn and the slot that was traced to the slot that replaces it.
+        found: called with the slots of a call.
     """
 
-    def __init__(self, graph: Any, find: Callable[[Source, int, Slot], Slot]) -> None:
-        self._graph, self._find = graph, find
+    def __init__(
+        self,
+        graph: Any,
+        find: Callable[[Source, int, Slot], Slot],
+        found: Callable[[list[Slot]], None],
+    ) -> None:
+        self._graph, self._find, self._found = graph, find, found
         self._traced: list[tuple[int, int, Slot]] = []
         self._now: list[Slot] = []
 
@@ -141,9 +147,10 @@ class SharedTrace:
                     "made outside of it: its gradients' variables are not known there"
                 )
             self._now = [
-                self._find(Source.of(variables[place]), turn, slot)
+                self._find(Source.of(variables[place], place=place), turn, slot)
                 for place, turn, slot in self._traced
             ]
+            self._found(self._now)
         return self._now[number].state[part].handle
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -13,6 +14,8 @@ import tensorflow as tf
 from hvd_compress.ranks import agreement, token
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.collectives import Collectives
+from hvd_compress.tensorflow.graphs import Beginning
+from hvd_compress.tensorflow.slots import common_name
 from hvd_compress.tensorflow.sources import tensorflow_variable
 
 _FAILURE = "error in an earlier step"
@@ -23,9 +26,9 @@ class Step:
     """The collectives before a step's messages, which all depend on them.
 
     The participation check, a sum of tokens, tells whether any rank has joined. Two more numbers tell
-    whether any rank's settings have still to be compared, and whether any rank has failed. Only in these
-    cases do the ranks gather their settings and failures, and only if all ranks are present: a gather would
-    crash a rank that has joined.
+    whether any rank's settings have still to be compared, and whether any rank has failed; and a digest,
+    whether all ranks exchange the same gradients. Only in these cases do the ranks gather their settings
+    and failures, and only if all ranks are present: a gather would crash a rank that has joined.
 
     Args:
         operations: the module of operations.
@@ -47,27 +50,31 @@ class Step:
         self._configuration = configuration
         self._rank_of_job = hvd.rank()
 
-    def begin(self, graph: int) -> tuple[tf.Tensor, tf.Tensor]:
+    def begin(self, beginning: Beginning) -> tuple[tf.Tensor, tf.Tensor]:
         """Traces the beginning of a step.
 
         Args:
-            graph: the number of the graph in which it is traced.
+            beginning: the step's notes, whose graph is the current one.
 
         Returns:
             The token, shape=(1,), float32, and whether all ranks take part, shape=(), bool.
         """
         ranks = self._collectives
         with tf.control_dependencies([self._same_place()]):
-            begun, standing = self._ops.hvdc_begin(self._ledger, graph=graph)
-        present = ranks.all_reduce(
-            tf.concat([begun * tf.constant(token.make(ranks.rank)), standing], 0), "participation"
-        )
+            begun, standing = self._ops.hvdc_begin(self._ledger, graph=beginning.graph)
+        own = [begun * tf.constant(token.make(ranks.rank)), standing, beginning.digest.read_value()]
+        sums = ranks.all_reduce(tf.concat(own, 0), "participation")
+        present, rest, digests = tf.split(sums, [3, 2, 3])
         wanted = np.array(token.of_everybody(ranks.size), np.float32)
-        present, rest = tf.split(present, [len(wanted), 2])
         everybody = tf.reduce_all(tf.abs(present - wanted) <= token.TOLERANCE * wanted)
-        to_be_settled = tf.reduce_any(rest > 0.5)
+        alike = tf.reduce_all(digests == present[0] * own[2])
+        to_be_settled = tf.logical_and(everybody, tf.reduce_any(rest > 0.5))
         settled = tf.cond(
-            tf.logical_and(everybody, to_be_settled), self._settle, lambda: tf.constant(True)
+            tf.logical_and(alike, tf.logical_not(to_be_settled)),
+            lambda: tf.constant(True),
+            lambda: tf.cond(
+                everybody, partial(self._settle, beginning), partial(self._refuse, beginning)
+            ),
         )
         with tf.control_dependencies([settled]):
             return tf.identity(begun), tf.identity(everybody)
@@ -105,10 +112,10 @@ class Step:
             f"hvd_compress.tensorflow.elastic.TensorFlowState",
         )
 
-    def _settle(self) -> tf.Tensor:
+    def _settle(self, beginning: Beginning) -> tf.Tensor:
         # In Python, because the comparison is the one that every frontend uses. It rarely runs.
         earlier = self._ops.hvdc_earlier_failure(self._ledger)
-        line = tf.numpy_function(self._line, [*earlier], tf.uint8)
+        line = tf.numpy_function(partial(self._line, beginning), [*earlier], tf.uint8)
         line.set_shape([None])
         gathered = self._collectives.all_gather(line, "configuration")
         same = tf.numpy_function(_check, [gathered], tf.bool)
@@ -117,8 +124,24 @@ class Step:
         with tf.control_dependencies([agreed]):
             return tf.reshape(tf.identity(same), [])
 
-    def _line(self, failure: bytes, late: bool) -> np.ndarray:
+    def _refuse(self, beginning: Beginning) -> tf.Tensor:
+        """Raises an error: ranks differ, but cannot say in what, since one of them has joined."""
+
+        def refuse() -> bool:
+            here = ", ".join(f"{slot.label} ({slot.variable_name})" for slot in beginning.slots)
+            raise ExchangeError(
+                f"expected the same gradients of all ranks that take part in a step, got {here} on this "
+                f"rank and others on another"
+            )
+
+        return tf.ensure_shape(tf.numpy_function(refuse, [], tf.bool), [])
+
+    def _line(self, beginning: Beginning, failure: bytes, late: bool) -> np.ndarray:
         configuration = self._configuration()
+        configuration["in this step"] = {
+            f"gradient.{slot.index} ({common_name(slot.variable_name)})": f"number {i}"
+            for i, slot in enumerate(beginning.slots)
+        }
         if failure:
             configuration[_LATE if late else _FAILURE] = failure.decode()
         return np.frombuffer(agreement.serialize(configuration), np.uint8)

@@ -184,6 +184,36 @@ def test_sparse_gradients() -> None:
             assert np.array_equal(got, expected), (got, expected)
 
 
+def _sparse(value: float) -> tf.IndexedSlices:
+    return tf.IndexedSlices(tf.fill([1, 30], value), tf.constant([1]), tf.constant([50, 30]))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_ranks_that_exchange_different_variables() -> None:
+    """Variables of the same shape: in the first update, and when all ranks have exchanged both."""
+    for gradient in (tf.ones([50, 30]), _sparse(1.0)):
+        for compression in (None, hvd.Compression.fp16, "onebit"):
+            for updates in (0, 2):
+                heads = [keras.Variable(np.zeros((50, 30), np.float32)) for _ in range(2)]
+                optimizer = hvdc.DistributedOptimizer(SGD(1.0), compression)
+                optimizer.build(heads)
+                for _ in range(updates):
+                    optimizer.apply([gradient, gradient], heads)
+                gradients = [gradient, None] if hvd.rank() == 0 else [None, gradient]
+                with pytest.raises(Exception, match=r"on this rank and others|rank 0, .*on rank 1"):
+                    optimizer.apply(gradients, heads)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_sparse_gradients_with_another_op() -> None:
+    op = hvd.Sum if hvd.rank() == 0 else hvd.Average
+    for compression in (None, hvdc.Int8()):
+        optimizer = hvdc.DistributedOptimizer(SGD(1.0), compression, op=op)
+        variable = keras.Variable(np.zeros((50, 30), np.float32))
+        with pytest.raises(Exception, match=f"got op={('Sum', 'Average')[hvd.rank()]}, .* on this"):
+            optimizer.apply([_sparse(1.0)], [variable])
+
+
 @on_ranks(2, launcher="tensorflow")
 def test_missing_gradients() -> None:
     compressor = hvdc.OneBit(threshold=THRESHOLD)

@@ -164,6 +164,45 @@ def test_what_has_no_variable_is_refused() -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
+def test_ranks_that_exchange_different_variables() -> None:
+    """Variables of the same shape: in the first step, and when all ranks know all of them."""
+    ones, own = tf.ones(SHAPE), hvd.rank()
+    for graph in (True, False):
+        for threshold in (0, 10**6):
+            heads = _variables("a", "b")
+            exchange = _exchange(hvdc.OneBit(threshold=threshold), graph)
+            for head in heads:
+                exchange([ones], [head])
+            absent = r"\(b:0\): absent on rank 0, number 0 on rank 1"
+            with pytest.raises(Exception, match=absent):
+                exchange([ones], [heads[own]])
+        exchange = _exchange(hvdc.OneBit(threshold=0), graph)
+        with pytest.raises(Exception, match=r"\(a:0\), .* on rank 0, .*\(b:0\), .* on rank 1"):
+            exchange([ones], [_variables("a", "b")[own]])
+        with tf.GradientTape() as tape:
+            heads = _variables("same", "same")
+            loss = tf.reduce_sum(heads[own] * ones)
+        tape = hvd.DistributedGradientTape(tape, compression=hvdc.OneBit(threshold=0))
+        with pytest.raises(Exception, match=r"source 0 .* on rank 0, .*source 1 .* on rank 1"):
+            tape.gradient(loss, heads)
+    exchange = _exchange(hvdc.OneBit(threshold=0), graph=True)
+    exchange([ones], _variables(("head/w", "head_1/w")[own]))  # One rank has made another before.
+
+
+@on_ranks(3, launcher="tensorflow")
+def test_different_variables_when_a_rank_has_joined() -> None:
+    exchange = _exchange(hvdc.OneBit(threshold=0), graph=True)
+    a, b = _variables("a", "b")
+    for sources in ([a], [b], [a, b]):
+        exchange([tf.ones(SHAPE)] * len(sources), sources)
+    if hvd.rank() < 2:
+        exchange([tf.ones(SHAPE)] * 2, [a, b])
+        with pytest.raises(Exception, match=r"got gradient\.\d \([ab]:0\) on this rank and other"):
+            exchange([tf.ones(SHAPE)], [(a, b)[hvd.rank()]])
+    hvdc.join()
+
+
+@on_ranks(2, launcher="tensorflow")
 def test_an_eager_tape_within_a_function() -> None:
     """TensorFlow would run the eager call's trace for whatever variables the function has."""
     compressor = hvdc.OneBit(threshold=0)
