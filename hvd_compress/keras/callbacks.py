@@ -9,10 +9,10 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
-import tensorflow as tf
 
 from hvd_compress.codecs.checks import check_number
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.tensorflow.values import tell
 from hvd_compress.tensorflow.variables import broadcast_variables
 
 
@@ -100,16 +100,19 @@ class CompareWeights(keras.callbacks.Callback):
         if not self._process_set.included():
             return
         variables = self.model.trainable_variables
-        state = [_learning_rates(self.model.optimizer), np.array(self.model.stop_training)]
-        own = np.array([_digest(v) for v in (*(v.numpy() for v in variables), *state)], np.int64)
-        count = np.array([len(variables)], np.int64)
-        counts, digests = (self._gather(what) for what in (count, own))
-        if len(set(counts.tolist())) > 1:
+        own_rates = [float(part.learning_rate) for part in _parts(self.model.optimizer)]
+        own = [
+            *(_digest(v.numpy()) for v in variables),
+            str(own_rates),
+            str(self.model.stop_training),
+        ]
+        ranks = tell(own, "hvd_compress.weights", self._process_set)
+        counts = [len(one) - 2 for one in ranks]
+        if len(set(counts)) > 1:
             raise ExchangeError(
-                f"expected the same model on every rank, got {counts.tolist()} trainable variables, by rank"
+                f"expected the same model on every rank, got {counts} trainable variables, by rank"
             )
-        table = digests.reshape(len(counts), len(own))
-        *weights, rates, stops = (column.tolist() for column in table.T)
+        *weights, rates, stops = zip(*ranks, strict=True)
         for variable, column in zip(variables, weights, strict=True):
             if len(set(column)) > 1:
                 raise ExchangeError(
@@ -125,11 +128,6 @@ class CompareWeights(keras.callbacks.Callback):
                     f"{_groups(column)}. Callbacks that decide by metrics need the ranks' average: put "
                     f"MetricAverage before them"
                 )
-
-    def _gather(self, values: np.ndarray) -> np.ndarray:
-        return hvd.allgather(
-            tf.constant(values), name="hvd_compress.weights", process_set=self._process_set
-        ).numpy()
 
 
 def shared_state(optimizer: Any) -> list[Any]:
@@ -154,22 +152,16 @@ def _parts(optimizer: Any) -> list[Any]:
     return getattr(inner, "_inner_optimizers", None) or [inner]
 
 
-def _learning_rates(optimizer: Any) -> np.ndarray:
-    """The learning rates of all optimizers that update variables."""
-    return np.array([float(part.learning_rate) for part in _parts(optimizer)])
-
-
-def _digest(values: np.ndarray) -> int:
+def _digest(values: np.ndarray) -> str:
     content = np.ascontiguousarray(values).tobytes()
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-def _groups(digests: Sequence[int]) -> str:
+def _groups(values: Sequence[str]) -> str:
     """The ranks that have each value, as text."""
-    ranks: dict[int, list[int]] = {}
-    for rank, digest in enumerate(digests):
-        ranks.setdefault(digest, []).append(rank)
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
     return ", ".join(
-        f"{digest & (2**64 - 1):016x} on rank {', '.join(map(str, held))}"
-        for digest, held in ranks.items()
+        f"{value} on rank {', '.join(map(str, held))}" for value, held in ranks.items()
     )
