@@ -24,8 +24,8 @@ class Slot(tf.Module):
         variable_name: the name of its variable.
         place: the position of its variable among the sources of the call in which it was first exchanged.
         call: the number of the call of Horovod in which it was first exchanged.
-        kind: its dtype and shape when first traced, with None for unknown dimensions.
-        dtype: its dtype when first traced.
+        spec, dtype: its spec, and its dtype, when first traced.
+        kind: the spec as text, with None for unknown dimensions.
         shape: its shape when first traced; None where a dimension was unknown.
         route: the route by which it travels.
         scale: the factor of the ranks' sum, from the operation that was traced last; None before, and for a
@@ -50,9 +50,8 @@ class Slot(tf.Module):
         self.index = self.key = index
         self.label = label or f"gradient.{index}"
         self.variable_name, self.place, self.call = "", 0, 0
-        self.kind = _kind(dtype, shape)
+        self.spec, self.kind = tf.TensorSpec(shape, dtype), _kind(dtype, shape)
         self.dtype = dtype
-        self._compatible = shape
         self.shape = tuple(shape.as_list()) if shape.is_fully_defined() else None
         self.route = route
         self.scale: float | None = None
@@ -90,15 +89,9 @@ class Slot(tf.Module):
         key = f" as number {self.key}" if self.key != self.index else ""
         return f"scale {self.scale}{key}, source {self.place} ({common_name(self.variable_name)})"
 
-    @property
-    def spec(self) -> tf.TensorSpec:
-        """The gradient's spec when first traced."""
-        return tf.TensorSpec(self._compatible, self.dtype)
-
     def check(self, gradient: tf.Tensor) -> None:
         """Raises ``ExchangeError`` if a gradient that is traced again does not fit this slot."""
-        same = gradient.dtype == self.dtype and gradient.shape.is_compatible_with(self._compatible)
-        if not same:
+        if not self.spec.is_compatible_with(gradient):
             raise ExchangeError(
                 f"{self.label}: expected {self.kind} as before, got "
                 + _kind(gradient.dtype, gradient.shape)

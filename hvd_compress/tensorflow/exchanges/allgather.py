@@ -22,7 +22,7 @@ class Allgather(Exchange):
             super().check(slot)
 
     def cut(self, slot: Slot) -> Cut:
-        return Cut(self.shared(slot), streams=[max(0, self.collectives.rank)])
+        return Cut(self.shared(slot), streams=[self.group.rank])
 
     def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> EncodedMessage:
         ranks, length = self.collectives.size, bucket.length

@@ -69,7 +69,7 @@ class Hierarchical(Exchange):
             counters.add_allgather(self.hosts.count, gathered)
 
     def cut(self, slot: Slot) -> Cut:
-        (shards, _), rank = self._shards(slot), max(0, self.collectives.rank)
+        (shards, _), rank = self._shards(slot), self.group.rank
         parts = [shards.of(owner) for owner in range(shards.size)]
         streams = [
             hierarchical.inner_stream(rank, owner, self.hosts) for owner in range(shards.size)

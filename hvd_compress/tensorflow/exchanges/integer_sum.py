@@ -28,7 +28,7 @@ class IntegerSum(Exchange):
         assert isinstance(codec, LevelCodec) and slot.shape is not None
         return Cut(
             self.shared(slot),
-            streams=[max(0, ranks.rank)],
+            streams=[self.group.rank],
             parts=[(0, math.prod(slot.shape))],
             bits=integer_sum.bits_of(codec, ranks.size),
             norms=codec.layout(slot.shape).scales,
