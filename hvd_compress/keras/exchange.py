@@ -141,8 +141,7 @@ class Exchange:
                 self.compression.check_patterns([variable.path for variable in self.all_variables])
             if isinstance(self.compression, Auto):
                 pairs = [p for p in zip(variables, specs, strict=True) if self._compresses(p[1])]
-                self.compression.label_gradients([variable.path for variable, _ in pairs])
-                self.compression.plan([spec for _, spec in pairs])
+                self.compression.plan([spec for _, spec in pairs], [v.path for v, _ in pairs])
             # Traced by a thread of its own, so that no graph is around it: Keras nests functions and traces
             # them several times, and a compressor counts gradients within the outermost one. It is the
             # same function eagerly, and in the branch of tf.cond that has the accumulated gradients.

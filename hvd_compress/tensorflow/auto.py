@@ -27,7 +27,6 @@ from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.slots import Slot
-from hvd_compress.tensorflow.state import PlanOwner
 
 _log = logging.getLogger(__name__)
 
@@ -88,16 +87,7 @@ class Auto(Compressor):
             if ranks.size > 1
             else []
         )
-        self.owner = PlanOwner(
-            ranks.rank,
-            ranks.size,
-            self._seed,
-            self._owners,
-            self._orders,
-            self._plan_to_save,
-            self._restored,
-            self._decided,
-        )
+        self.owner = self._make_owner(exchange="auto")
         self._beside = Counters()
         self._why = "nothing is known yet: the gradients are not"
         self._plan: Mapping[_Kind, Route] | None = None
@@ -119,13 +109,14 @@ class Auto(Compressor):
         """
         return self._why
 
-    def plan(self, variables: Sequence[Any]) -> None:
+    def plan(self, variables: Sequence[Any], labels: Sequence[str] = ()) -> None:
         """Measures, and decides how gradients travel. Does nothing where that has been decided.
 
         Waits for all ranks, which have to call this method at the same time.
 
         Args:
             variables: the tape's sources, or the gradients: all that have a shape and a dtype.
+            labels: the gradients' names in patterns and messages; empty for those of their positions.
 
         Raises:
             ExchangeError: a rank has other gradients or settings, or does not plan; raised on every rank.
@@ -133,7 +124,8 @@ class Auto(Compressor):
         if self._plan is not None:
             return
         with tf.init_scope():  # Keras plans while it traces.
-            tensors = [self._tensor(i, one) for i, one in enumerate(variables)]
+            labels = labels or [f"gradient.{i}" for i in range(len(variables))]
+            tensors = [self._tensor(*named) for named in zip(labels, variables, strict=True)]
             self._agree(tensors)
             self._decide(tensors)
         if self._collectives.rank == 0:
@@ -167,13 +159,13 @@ class Auto(Compressor):
         self._plan = MappingProxyType(plan)
         self._why = explain(planner)
 
-    def _make_slot(self, position: int, gradient: tf.Tensor) -> Slot:
+    def _make_slot(self, position: int, label: str, gradient: tf.Tensor) -> Slot:
         if self._plan is None:
             raise ExchangeError(
                 "expected Auto to know the gradients before the first one is traced, got none: pass the "
                 "tape's sources, Auto(model.trainable_variables)"
             )
-        shape, dtype, label = gradient.shape, gradient.dtype, self._label(position)
+        shape, dtype = gradient.shape, gradient.dtype
         route = UNCOMPRESSED_ROUTE
         if shape.is_fully_defined():
             route = self._plan.get((tuple(shape.as_list()), dtype.name), UNCOMPRESSED_ROUTE)
@@ -182,19 +174,17 @@ class Auto(Compressor):
             route = router.choose(label, tuple(shape.as_list()), dtype.name)
         return Slot(position, dtype, shape, route, label=label)
 
-    def _tensor(self, position: int, variable: Any) -> PlannedTensor:
+    def _tensor(self, label: str, variable: Any) -> PlannedTensor:
         """A gradient with the routes that are open to it."""
-        label, dtype = self._label(position), tf.as_dtype(variable.dtype)
-        shape = tf.TensorShape(variable.shape)
+        dtype, shape = tf.as_dtype(variable.dtype), tf.TensorShape(variable.shape)
         if not shape.is_fully_defined():
             return PlannedTensor(label, (), dtype.size, dtype=dtype.name)
-        slot = Slot(position, dtype, shape, UNCOMPRESSED_ROUTE)
 
         def check(route: Route) -> None:
             if route.kind not in self._exchanges:
                 raise ValueError(f"{label}: expected another exchange, got {route.exchange}")
-            slot.route = route
-            self._exchanges[route.kind].check(slot)
+            group = self._exchanges[route.kind].group
+            route.check(label, tuple(shape.as_list()), dtype.size, group)
 
         return tensor_of(
             label,
@@ -232,29 +222,28 @@ class Auto(Compressor):
     def _configuration(self) -> dict[str, Any]:
         return {**super()._configuration(), "allowed": [str(route) for route in self._allowed]}
 
-    def _owners(self) -> list[int]:
-        return [self.owners_of(slot) for slot in self.slots]
+    def _describe(self) -> dict[str, Any]:
+        plan = None
+        if self._plan is not None:
+            plan = [
+                {"shape": shape, "dtype": dtype, "route": str(route)}
+                for (shape, dtype), route in self._plan.items()
+            ]
+        owners = [self.owners_of(slot) for slot in self.slots]
+        return {**super()._describe(), "owners": owners, "plan": plan}
 
-    def _plan_to_save(self) -> list[dict[str, Any]] | None:
-        if self._plan is None:
-            return None
-        return [
-            {"shape": shape, "dtype": dtype, "route": str(route)}
-            for (shape, dtype), route in self._plan.items()
-        ]
-
-    def _decided(self, saved: Sequence[Mapping[str, Any]] | None) -> None:
-        self._replace()
-        if saved is None:
+    def _restored(self, saved: dict[str, Any]) -> None:
+        super()._restored(saved)
+        if saved["plan"] is None:
             return
         known = {str(route): route for route in (UNCOMPRESSED_ROUTE, *self._allowed)}
-        others = {one["route"] for one in saved} - known.keys()
+        others = {one["route"] for one in saved["plan"]} - known.keys()
         if others:
             raise ValueError(
                 f"restore: expected a plan of routes that are allowed now, got {sorted(others)}; another "
                 f"plan needs the checkpoints of all ranks: load_resized()"
             )
-        plan = {(tuple(one["shape"]), one["dtype"]): known[one["route"]] for one in saved}
+        plan = {(tuple(one["shape"]), one["dtype"]): known[one["route"]] for one in saved["plan"]}
         if self.slots and plan != self._plan:
             raise ValueError(
                 "restore: expected the plan by which gradients have been traced already, got another: "

@@ -15,7 +15,7 @@ from hvd_compress.elastic.commits import Commit, Commits, Positions
 from hvd_compress.exchanges.shards import Shared, transpose, transpose_back
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.slots import Slot
-from hvd_compress.tensorflow.state import names_in_order
+from hvd_compress.tensorflow.state import Inheritance, names_in_order
 from hvd_compress.tensorflow.values import tell
 
 
@@ -67,18 +67,16 @@ class TensorFlowCommits(Commits):
         compressor, rank = self._compressor, self.place[0]
         slots = compressor.slots
         names = names_in_order([(slot.variable_name, slot.call) for slot in slots], "commit")
-        kept = [
-            _Left(
-                _unsent_of(slot, rank, compressor.owners_of(slot), compressor.shared(slot)),
-                int(slot.exchanges),
-            )
+        unsent = [
+            _unsent_of(slot, rank, compressor.owners_of(slot), compressor.shared(slot))
             for slot in slots
         ]
+        positions = [(int(slot.exchanges),) for slot in slots]
         for name, several in self._kept.left.items():
-            names += [name] * len(several)
-            kept += several
-        unsent = [left.unsent for left in kept]
-        positions = [(left.exchanges,) for left in kept]
+            for numbers, exchanges in several:
+                names.append(name)
+                unsent.append(numbers)
+                positions.append((exchanges,))
         return Commit(self.place, positions, names, [len(one) for one in unsent], unsent)
 
     def _unsent(self, commit: Commit) -> np.ndarray:
@@ -97,37 +95,24 @@ class TensorFlowCommits(Commits):
     def _begin_with(
         self, names: Sequence[str], parts: Sequence[np.ndarray], positions: Positions
     ) -> None:
-        left: dict[str, list[_Left]] = {}
+        left: dict[str, list[tuple[np.ndarray, int]]] = {}
         for name, part, (exchanges,) in zip(names, parts, positions, strict=True):
-            left.setdefault(name, []).append(_Left(part, exchanges))
+            left.setdefault(name, []).append((part, exchanges))
         self._kept = _Kept(left)
         self._compressor.inherit(self._kept)
 
 
 @dataclass
-class _Left:
-    """The rest of one gradient.
-
-    Attributes:
-        unsent: the numbers that this rank still has to add to the sum of all ranks' gradients, shape=(n,),
-            float32, row-major.
-        exchanges: the number of exchanges of the gradient so far.
-    """
-
-    unsent: np.ndarray
-    exchanges: int
-
-
-@dataclass
-class _Kept:
+class _Kept(Inheritance):
     """The residuals and counts that gradients begin with, by the names of their variables.
 
     Attributes:
-        left: for each name, the entries that no gradient has taken yet; those of variables with the same
-            name are in the order of their call.
+        left: for each name, the entries that no gradient has taken yet: the numbers that this rank still
+            has to add to the sum of all ranks' gradients, shape=(n,), float32, row-major, and the number
+            of exchanges so far. Those of variables with the same name are in the order of their call.
     """
 
-    left: dict[str, list[_Left]]
+    left: dict[str, list[tuple[np.ndarray, int]]]
 
     def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
         """Assigns the next entry with the name of the slot's variable to the slot, or zeros."""
@@ -140,11 +125,11 @@ class _Kept:
                 stacklevel=2,
             )
         slot.begin_anew()
-        left = mine.pop(0) if mine else _Left(np.zeros(0, np.float32), 0)
-        if left.unsent.any():
-            residual = transpose(left.unsent, shared.transposed if shared else None)
+        unsent, exchanges = mine.pop(0) if mine else (np.zeros(0, np.float32), 0)
+        if unsent.any():
+            residual = transpose(unsent, shared.transposed if shared else None)
             slot.begin_with(residual, np.zeros(0, np.float32))
-        slot.exchanges.assign(left.exchanges)
+        slot.exchanges.assign(exchanges)
 
 
 def _check(compressor: Compressor) -> None:

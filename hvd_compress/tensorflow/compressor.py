@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -45,7 +45,7 @@ from hvd_compress.tensorflow.placement import HOST, choose, is_gpu
 from hvd_compress.tensorflow.reduction import scale_of
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.sources import SharedTrace, Source, Variables, source_of
-from hvd_compress.tensorflow.state import Heritage, Inheritance, StateOwner, inheritance
+from hvd_compress.tensorflow.state import Inheritance, StateOwner, inheritance
 from hvd_compress.tensorflow.step import Step
 from hvd_compress.tensorflow.use import TensorFlowUse
 
@@ -53,33 +53,8 @@ _UNKNOWN_SIZE = 2**31 - 1
 """Stands for a size that tracing does not know; it is large, so that the gradient is encoded."""
 
 
-@dataclass(eq=False)
-class _Uncompressed:
-    """A gradient that travels uncompressed."""
-
-    beginning: Beginning
-    dtype: tf.DType
-
-
-@dataclass(eq=False)
-class _Encoded:
-    """A gradient in a bucket.
-
-    Attributes:
-        beginning: the beginning of its step.
-        bucket: the bucket that holds the gradient.
-        member: the gradient's number in the bucket.
-        cut: the parts and streams by which the gradient is encoded.
-        gradient: the gradient in the order in which it is encoded.
-        token: the small tensor that Horovod reduces in the gradient's place.
-    """
-
-    beginning: Beginning
-    bucket: Bucket
-    member: int
-    cut: Cut
-    gradient: tf.Tensor
-    token: tf.Tensor
+_Started = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]
+"""The tensor that Horovod has to reduce, and a function of what it made of it, which returns the result."""
 
 
 @guard_methods("compress", "decompress", write="compression={}")
@@ -171,23 +146,14 @@ class Compressor(tf.Module, HorovodCompressor):
         kinds = [route.kind, *(one.kind for one in self._router.encoding)]
         self._set_exchanges([exchange, "allgather"] if auto else kinds)
         self._step = Step(self._ops, self._ledger, self._collectives, self._configuration)
-        self._graphs = 0
         self._variables = Variables()
         self._expected: Source | None = None
         self._calls = 0
-        self._labels: Mapping[int, str] = MappingProxyType({})
         self._offset = Counters()
         self.slots: list[Slot] = []
-        self.owner = StateOwner(
-            self._collectives.rank,
-            self._size,
-            seed,
-            exchange,
-            self._exchanges[exchange if auto else route.kind].owners,
-            self._restored,
-            self._orders,
-        )
-        self._inheritance: Heritage = Inheritance()
+        owners = self._exchanges[exchange if auto else route.kind].owners
+        self.owner = self._make_owner(exchange=exchange, owners=owners)
+        self._inheritance = Inheritance()
         self.use = TensorFlowUse(f"{type(self).__name__} {route}")
         if self._collectives.included and self._size > 1:
             self.use.suspect()
@@ -216,10 +182,9 @@ class Compressor(tf.Module, HorovodCompressor):
         beginning.exchanges([*beginning.slots, slot])
         state = [variable.handle for variable in slot.state]
         if source.call and is_outermost(graph):
-            shared = traced.shared.setdefault(
-                graph, SharedTrace(graph, self._slot_like, beginning.exchanges)
-            )
-            state = shared.handles(source, turn, slot)
+            if beginning.shared is None:
+                beginning.shared = SharedTrace(graph, self._slot_like, beginning.exchanges)
+            state = beginning.shared.handles(source, turn, slot)
         if slot.route.uncompressed:
             return self._start_uncompressed(slot, tensor, beginning)
         return self._start_encoded(slot, tensor, beginning, graph, state)
@@ -232,24 +197,8 @@ class Compressor(tf.Module, HorovodCompressor):
             ExchangeError: Horovod's operation is not possible on compressed gradients, or has another
                 process set.
         """
-        if isinstance(ctx, _Uncompressed):
-            self._expect(ctx.beginning)
-            return tf.cast(self._ops.hvdc_returned(tensor, self._ledger), ctx.dtype)
-        bucket = ctx.bucket
-        slot = bucket.slots[ctx.member]
-        scale = scale_of(tensor.op, slot, self._collectives.process_set, self._size)
-        bucket.scales[ctx.member] = scale
-        if slot.scale != scale:
-            slot.scale = scale
-            with tf.init_scope():
-                self._step.forget_agreement()
-        self._expect(ctx.beginning)
-        # TensorFlow runs only what a result depends on. No result depends on what Horovod makes of the
-        # token, so that TensorFlow leaves its sum out.
-        decoded = [bucket.exchange.decode(bucket)] if ctx.member == 0 else []
-        with tf.control_dependencies(decoded):
-            result = self._coder.result(bucket, ctx.member, ctx.gradient, ctx.token)
-        return ctx.cut.restored(result, slot.shape or ())
+        result: tf.Tensor = ctx(tensor)
+        return result
 
     @property
     def counters(self) -> Counters:
@@ -304,22 +253,11 @@ class Compressor(tf.Module, HorovodCompressor):
             label: the gradient's name in patterns and messages.
             place: the variable's position among all variables of the caller, the same on every rank.
         """
-        self._expected = Source.of(variable, place=place)
-        if self._variables.find(self._expected.variable, 0) is None:
-            self._labels = MappingProxyType({**self._labels, len(self.slots): label})
+        self._expected = Source.of(variable, place=place, label=label)
 
     def check_patterns(self, labels: Sequence[str]) -> None:
         """Raises ``ValueError`` where a pattern of ``exclude`` or ``layers`` matches none of the labels."""
         self._router.check_patterns(labels)
-
-    def label_gradients(self, labels: Sequence[str]) -> None:
-        """Sets the names, in patterns and messages, of the gradients that are traced first.
-
-        Args:
-            labels: the names, in the order of the gradients.
-        """
-        # Not a list or a dictionary, which TensorFlow would take for a part of checkpoints.
-        self._labels = MappingProxyType(dict(enumerate(labels)))
 
     def residual_norm(self) -> float:
         """The l2 norm of all residuals of this rank taken together."""
@@ -342,13 +280,13 @@ class Compressor(tf.Module, HorovodCompressor):
         """
         self.inherit(inheritance(checkpoints, name, self.owner))
 
-    def inherit(self, heritage: Heritage) -> None:
+    def inherit(self, inheritance: Inheritance) -> None:
         """Restores earlier state for all gradients, including those traced from now on.
 
         Args:
-            heritage: the state for each gradient.
+            inheritance: the state for each gradient.
         """
-        self._inheritance = heritage
+        self._inheritance = inheritance
         for slot in self.slots:
             self._inherit(slot)
         self._replace()
@@ -405,20 +343,25 @@ class Compressor(tf.Module, HorovodCompressor):
         self._ops.hvdc_replace(self._ledger)
         self._step.forget_agreement()
 
-    def _restored(self, gradients: int) -> None:
-        """Called when a checkpoint is restored, with the number of gradients that it has."""
-        for slot in self.slots[gradients:]:  # First exchanged after it.
+    def _make_owner(self, **settings: Any) -> StateOwner:
+        rank, size = self._collectives.rank, self._size
+        return StateOwner(rank, size, self._seed, self._describe, self._restored, **settings)
+
+    def _restored(self, saved: dict[str, Any]) -> None:
+        """Called when a checkpoint is restored, with what :meth:`_describe` returned."""
+        for slot in self.slots[len(saved["orders"]) :]:  # First exchanged after it.
             slot.begin_anew()
         self._replace()
 
-    def _orders(self) -> list[dict[str, Any]]:
+    def _describe(self) -> dict[str, Any]:
+        """The content of a checkpoint besides variables, see :class:`StateOwner`."""
         orders: list[dict[str, Any]] = []
         for slot in self.slots:
             found = self.shared(slot)
             cut = {"row": found.row, "transposed": found.transposed} if found else {}
             of = {"key": slot.key, "of": slot.variable_name, "call": slot.call}
             orders.append({**cut, **of, "residual_dtype": slot.residual.dtype.name})
-        return orders
+        return {"orders": orders}
 
     def _inherit(self, slot: Slot) -> None:
         exchange = self._exchanges.get(slot.route.kind)
@@ -447,7 +390,8 @@ class Compressor(tf.Module, HorovodCompressor):
                 raise ExchangeError(
                     "expected TensorFlow 2's eager execution, got a graph of TensorFlow 1"
                 )
-            slot = self._make_slot(len(self.slots), like)
+            position = len(self.slots)
+            slot = self._make_slot(position, source.label or f"gradient.{position}", like)
             slot.key = slot.index if key is None else key
             slot.variable_name = f"{source.name} again" * bool(turn) or source.name
             slot.place, slot.call = source.place, self._calls + (key is not None)
@@ -480,12 +424,8 @@ class Compressor(tf.Module, HorovodCompressor):
     def _cut(self, slot: Slot) -> Cut | None:
         return None if slot.route.uncompressed else self._exchanges[slot.route.kind].cut(slot)
 
-    def _label(self, position: int) -> str:
-        return self._labels.get(position, f"gradient.{position}")
-
-    def _make_slot(self, position: int, gradient: tf.Tensor) -> Slot:
+    def _make_slot(self, position: int, label: str, gradient: tf.Tensor) -> Slot:
         size = gradient.shape.as_list() if gradient.shape.is_fully_defined() else [_UNKNOWN_SIZE]
-        label = self._label(position)
         route = self._router.choose(label, tuple(size), gradient.dtype.name)
         route = route.among(self._size, divisible=gradient.shape.is_fully_defined())
         if route.uncompressed and not self._router.wanted(label, tuple(size)).uncompressed:
@@ -513,12 +453,11 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def _beginning(self, traced: Traced, graph: Any, source: Source) -> Beginning:
         if graph not in traced.beginnings:
-            self._graphs += 1
             self._calls += 1
             with graph.as_default(), tf.device(HOST):
                 first = [] if is_outermost(graph) else self._step.same_variables(source.call)
                 with tf.control_dependencies(first):
-                    beginning = traced.beginnings[graph] = Beginning(self._graphs, self._size)
+                    beginning = traced.beginnings[graph] = Beginning(self._calls, self._size)
                     if self._takes_part():
                         beginning.begun, beginning.everybody = self._step.begin(beginning)
         return traced.beginnings[graph]
@@ -542,7 +481,7 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def _start_uncompressed(
         self, slot: Slot, gradient: tf.Tensor, beginning: Beginning
-    ) -> tuple[tf.Tensor, _Uncompressed]:
+    ) -> _Started:
         sent = gradient
         wanted = slot.route.cast_dtype
         if wanted is not None and gradient.dtype == tf.float32:
@@ -552,7 +491,12 @@ class Compressor(tf.Module, HorovodCompressor):
         sent = self._ops.hvdc_uncompressed(
             sent, beginning.begun, self._ledger, uncompressed_item_bytes=gradient.dtype.size
         )
-        return sent, _Uncompressed(beginning, gradient.dtype)
+
+        def finish(reduced: tf.Tensor) -> tf.Tensor:
+            self._expect(beginning)
+            return tf.cast(self._ops.hvdc_returned(reduced, self._ledger), gradient.dtype)
+
+        return sent, finish
 
     def _start_encoded(
         self,
@@ -561,13 +505,13 @@ class Compressor(tf.Module, HorovodCompressor):
         beginning: Beginning,
         graph: Any,
         state: Sequence[tf.Tensor],
-    ) -> tuple[tf.Tensor, _Encoded]:
+    ) -> _Started:
         exchange = self._exchanges[slot.route.kind]
         bucket = beginning.bucket_for(exchange, slot, gradient, graph)
         member = bucket.add(slot)
         cut = exchange.cut(slot)
-        gradient = cut.ordered(gradient)
-        token = self._coder.submit(bucket, member, gradient, beginning.begun, cut, state)
+        ordered = cut.ordered(gradient)
+        token = self._coder.submit(bucket, member, ordered, beginning.begun, cut, state)
         if member == 0:
             message = exchange.encode(bucket, token, beginning.everybody)
             bucket.encoded = message.encoded
@@ -577,7 +521,23 @@ class Compressor(tf.Module, HorovodCompressor):
                 lambda: self._send_uncompressed(bucket, message),
             )
             bucket.arrived.set_shape([None])
-        return token, _Encoded(beginning, bucket, member, cut, gradient, token)
+
+        def finish(reduced: tf.Tensor) -> tf.Tensor:
+            scale = scale_of(reduced.op, slot, self._collectives.process_set, self._size)
+            bucket.scales[member] = scale
+            if slot.scale != scale:
+                slot.scale = scale
+                with tf.init_scope():
+                    self._step.forget_agreement()
+            self._expect(beginning)
+            # TensorFlow runs only what a result depends on. No result depends on what Horovod makes of the
+            # token, so that TensorFlow leaves its sum out.
+            decoded = [exchange.decode(bucket)] if member == 0 else []
+            with tf.control_dependencies(decoded):
+                result = self._coder.result(bucket, member, ordered, token)
+            return cut.restored(result, slot.shape or ())
+
+        return token, finish
 
     def _send_uncompressed(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
         ranks = self._collectives

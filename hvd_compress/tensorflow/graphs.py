@@ -37,6 +37,7 @@ class Beginning:
         slots: the slots of the gradients that come back in a step, in the order of tracing.
         digest: a variable, the digest of :attr:`slots` when the graph runs.
         buckets: the buckets of the gradients that are encoded.
+        shared: the slots of the graph if variables are looked up in each call.
     """
 
     graph: int
@@ -45,6 +46,7 @@ class Beginning:
     everybody: tf.Tensor = field(default_factory=lambda: tf.constant(True))
     slots: Sequence[Slot] = ()
     buckets: list[Bucket] = field(default_factory=list)
+    shared: SharedTrace | None = None
 
     def __post_init__(self) -> None:
         with tf.init_scope(), tf.device(HOST):
@@ -73,11 +75,9 @@ class Traced:
 
     Attributes:
         beginnings: the beginnings of steps, by the graph that holds Horovod's branches.
-        shared: the slots of each graph in which variables are looked up in each call.
     """
 
     beginnings: dict[Any, Beginning] = field(default_factory=dict)
-    shared: dict[Any, SharedTrace] = field(default_factory=dict)
     _counts: Counter[int] = field(default_factory=Counter)
 
     def count(self, thing: Any) -> int:

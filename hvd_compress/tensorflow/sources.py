@@ -32,12 +32,14 @@ class Source:
         variable: TensorFlow's variable.
         name: the variable's name, for checkpoints.
         place: its position among the variables of the call.
+        label: the gradient's name in patterns and messages; empty for that of its position.
         call: all variables of the call; empty where the trace is for these variables alone.
     """
 
     variable: Any
     name: str
     place: int = 0
+    label: str = ""
     call: Sequence[Any] = ()
 
     @classmethod

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,13 +26,13 @@ class StateOwner(tf.train.experimental.PythonState):
         rank: this rank in the compressor's process set.
         size: the number of ranks in the process set.
         seed: the seed of the noise.
-        exchange: the exchange, on which the residuals that are kept depend.
-        owners: the number of ranks that share out a gradient: ranks 0 to ``owners - 1`` do, the next
-            ``owners`` ranks do, and so on.
-        restored: called with the number of gradients in the checkpoint, when it is this rank's.
-        orders: returns, for each gradient, how elements are ordered and cut, see
-            :class:`hvd_compress.exchanges.shards.Shared`; its ``key``; the variable's name as ``of``; the
-            number of its first ``call``, see :class:`Slot`; and its ``residual_dtype``.
+        describe: returns the rest of the checkpoint. ``orders`` has for each gradient how elements are
+            ordered and cut, see :class:`hvd_compress.exchanges.shards.Shared`; its ``key``; the variable's
+            name as ``of``; the number of its first ``call``, see :class:`Slot`; and its ``residual_dtype``.
+        restored: called with a checkpoint's content when it is this rank's.
+        settings: ``exchange``, on which the residuals that are kept depend, and ``owners``, the number of
+            ranks that share out a gradient: ranks 0 to ``owners - 1`` do, the next ``owners`` ranks do, and
+            so on. A compressor that plans describes the owners of each gradient in a list.
     """
 
     def __init__(
@@ -40,28 +40,19 @@ class StateOwner(tf.train.experimental.PythonState):
         rank: int,
         size: int,
         seed: int,
-        exchange: str,
-        owners: int,
-        restored: Callable[[int], None],
-        orders: Callable[[], list[dict[str, Any]]] = list,
+        describe: Callable[[], dict[str, Any]],
+        restored: Callable[[dict[str, Any]], None],
+        **settings: Any,
     ) -> None:
-        self._orders = orders
-        self.rank, self.size, self.seed, self.owners = rank, size, seed, owners
-        self._expected: dict[str, Any] = {
-            "version": _VERSION,
-            "rank": rank,
-            "size": size,
-            "seed": seed,
-            "exchange": exchange,
-            "owners": owners,
-        }
-        self._restored = restored
+        self.rank, self.size, self.seed = rank, size, seed
+        self._expected = {"version": _VERSION, "rank": rank, "size": size, "seed": seed, **settings}
+        self._describe, self._restored = describe, restored
         self._names: list[str] = []
         self._dtypes: list[str] = []
 
     def serialize(self) -> str:
         """The text for a checkpoint."""
-        return json.dumps({**self._expected, "orders": self._orders()})
+        return json.dumps({**self._expected, **self._describe()})
 
     def deserialize(self, string_value: str | bytes) -> None:
         """Compares a checkpoint's text with this rank and its settings.
@@ -80,9 +71,9 @@ class StateOwner(tf.train.experimental.PythonState):
                 )
         self._names = names_in_order([(of["of"], of["call"]) for of in got["orders"]], "restore")
         self._dtypes = [of.get("residual_dtype", "float32") for of in got["orders"]]
-        for index, order in enumerate(self._orders()):
+        for index, order in enumerate(self._describe()["orders"]):
             self._check(index, order["of"], order["residual_dtype"])
-        self._restored(len(self._names))
+        self._restored(got)
 
     def check(self, slot: Slot) -> None:
         """Raises ``ValueError`` if a new gradient is not the one in its place in the checkpoint."""
@@ -96,44 +87,6 @@ class StateOwner(tf.train.experimental.PythonState):
                 f"residual_dtype={self._dtypes[index]!r}, or pass the checkpoints of all ranks to "
                 f"load_resized(), which converts residuals"
             )
-
-
-class PlanOwner(StateOwner):
-    """The same for a compressor that plans, with its plan; gradients may travel in different ways.
-
-    Args:
-        rank, size, seed: the same as in :class:`StateOwner`.
-        owners: returns the number of ranks that share out each gradient.
-        orders: the same as in :class:`StateOwner`.
-        plan: returns the part of the plan that is to be saved.
-        restored: called with the number of gradients in the checkpoint, when it is this rank's.
-        decided: called with the saved plan after that.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        seed: int,
-        owners: Callable[[], list[int]],
-        orders: Callable[[], list[dict[str, Any]]],
-        plan: Callable[[], Any],
-        restored: Callable[[int], None],
-        decided: Callable[[Any], None],
-    ) -> None:
-        super().__init__(rank, size, seed, "auto", 0, restored, orders)
-        del self._expected["owners"]
-        self._owners, self._plan, self._decided = owners, plan, decided
-
-    def serialize(self) -> str:
-        """See :class:`StateOwner`; the text includes the plan."""
-        more = {"owners": self._owners(), "orders": self._orders(), "plan": self._plan()}
-        return json.dumps({**self._expected, **more})
-
-    def deserialize(self, string_value: str | bytes) -> None:
-        """See :class:`StateOwner`; also refuses a plan that does not fit the traced graphs."""
-        super().deserialize(string_value)
-        self._decided(json.loads(string_value)["plan"])
 
 
 @dataclass
@@ -165,8 +118,8 @@ class _Left:
     residual_dtype: str = "float32"
 
 
-class Heritage(Protocol):
-    """The state with which gradients will start."""
+class Inheritance:
+    """The state with which gradients will start; here, zeros."""
 
     def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
         """Hands over a gradient's part, if there is one, once.
@@ -180,8 +133,8 @@ class Heritage(Protocol):
 
 
 @dataclass
-class Inheritance:
-    """The state that another job left and with which gradients will start.
+class Resized(Inheritance):
+    """The state that another job left.
 
     Attributes:
         left: each rank's saved state of each gradient, by the gradient's position.
@@ -189,15 +142,12 @@ class Inheritance:
         names: the names of the variables, in the order of positions.
     """
 
-    left: dict[int, list[_Left]] = field(default_factory=dict)
-    heir: StateOwner | None = None
-    names: Sequence[str] = ()
+    left: dict[int, list[_Left]]
+    heir: StateOwner
+    names: Sequence[str]
 
     def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
-        """Assigns to the slot what this rank inherits of the gradient in the slot's position."""
         _check_order(self.names, slot.index, slot.variable_name)
-        if self.heir is None:
-            return
         if slot.index not in self.left:
             slot.begin_anew()
             return
@@ -207,7 +157,7 @@ class Inheritance:
         slot.exchanges.assign(old[0].exchanges)
 
 
-def inheritance(checkpoints: Sequence[str], name: str, heir: StateOwner) -> Inheritance:
+def inheritance(checkpoints: Sequence[str], name: str, heir: StateOwner) -> Resized:
     """One rank's part of what all ranks of a job with another size or exchange had not sent.
 
     Follows the rule of :mod:`hvd_compress.ranks.resize`.
@@ -243,7 +193,7 @@ def inheritance(checkpoints: Sequence[str], name: str, heir: StateOwner) -> Inhe
         raise ValueError(f"load_resized: expected checkpoints of one step, got exchanges {counts}")
     slots = states[0]["slots"].values()
     names = names_in_order([(left.of, left.call) for left in slots], "load_resized")
-    return Inheritance({i: [state["slots"][i] for state in states] for i in counts[0]}, heir, names)
+    return Resized({i: [state["slots"][i] for state in states] for i in counts[0]}, heir, names)
 
 
 def names_in_order(variables: Sequence[tuple[str, int]], caller: str) -> list[str]:

@@ -138,7 +138,9 @@ def test_another_number_of_ranks_loses_no_mass() -> None:
     paths = [os.path.join(folder, f"state-{rank}") for rank in range(3)]
     for path, residual, rank in zip(paths, residuals, range(3), strict=True):
         old = hvdc.OneBit(threshold=0, name=f"old.{rank}")
-        old.owner = StateOwner(rank, 3, 0, "allgather", 0, lambda: None)
+        old.owner = StateOwner(
+            rank, 3, 0, lambda: {"orders": []}, print, exchange="allgather", owners=0
+        )
         slot = Slot(
             0,
             tf.float32,

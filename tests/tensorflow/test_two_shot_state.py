@@ -57,7 +57,9 @@ def _on_two_ranks(group: int | str) -> None:
     paths = [os.path.join(folder, f"state-{rank}") for rank in range(3)]
     for rank, path in enumerate(paths):
         old = _compressor(codec, f"old.{group}.{rank}", "two_shot")
-        old.owner = StateOwner(rank, 3, 0, "two_shot", 3, lambda: None, lambda: [order])
+        old.owner = StateOwner(
+            rank, 3, 0, lambda: {"orders": [order]}, print, exchange="two_shot", owners=3
+        )
         route = old._router.choose("g", (count,), "float32")
         slot = Slot(0, tf.float32, tf.TensorShape(SHAPES[0]), route)
         slot.residual.assign(transpose(residuals[rank], cut.transposed))
@@ -66,7 +68,7 @@ def _on_two_ranks(group: int | str) -> None:
         slot.exchanges.assign(7)
         old.slots.append(slot)
         tf.train.Checkpoint(compressor=old).write(path)
-    old.owner = StateOwner(0, 3, 0, "allgather", 0, lambda: None)
+    old.owner = StateOwner(0, 3, 0, lambda: {"orders": []}, print, exchange="allgather", owners=0)
     tf.train.Checkpoint(compressor=old).write(f"{paths[0]}-gathered")
     with pytest.raises(ValueError, match="checkpoints of one exchange"):
         hvdc.OneBit(name="mixed").load_resized([f"{paths[0]}-gathered", *paths[1:]])
