@@ -71,6 +71,8 @@ class _Told:
 class Commits(ABC):
     """The commits of one compressor: the part of each framework, and the part that all have in common."""
 
+    _begun: Commit  # The state before the first commit, set by a framework's class.
+
     def __init__(self) -> None:
         self._last: Commit | None = None
         self._next: Commit | None = None
@@ -130,6 +132,12 @@ class Commits(ABC):
     def forget(self) -> None:
         """Forgets the commit of :meth:`hand_over`: ranks go back to the last commit."""
         self._next = self._last
+
+    def restore(self) -> None:
+        """Goes back to the last commit, or to the beginning."""
+        self.forget()
+        commit = self._last or self._begun
+        self._go_back(commit, commit.positions)
 
     def settle(self) -> None:
         """Gives this rank its first state; called by all ranks, whose compressors have their places.

@@ -25,6 +25,7 @@ class TensorFlowCommits(Commits):
     Graphs hold a rank's number and the owner of each part, so each reset needs a new compressor.
     """
 
+    _begun = Commit((0, 1), (), (), (), ())
     _compressor: Compressor
 
     def __init__(self) -> None:
@@ -43,14 +44,6 @@ class TensorFlowCommits(Commits):
         _check(compressor)
         self._compressor = compressor
         self.settle()
-
-    def restore(self) -> None:
-        """Goes back to the last commit, or to the beginning."""
-        self.forget()
-        if self._last is None:
-            self._begin_with((), (), ())
-        else:
-            self._go_back(self._last, self._last.positions)
 
     @property
     def place(self) -> tuple[int, int]:

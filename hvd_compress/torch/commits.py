@@ -63,12 +63,6 @@ class TorchCommits(Commits):
         """The compressor's rank, and the number of ranks."""
         return self.compressor._rank, self.compressor._size
 
-    def restore(self) -> None:
-        """Goes back to the last commit, or to the beginning, and forgets the step in progress."""
-        self.forget()
-        commit = self._last or self._begun
-        self._go_back(commit, commit.positions)
-
     def _unsent(self, commit: Commit) -> np.ndarray:
         tensors = commit.state["tensors"]
         sums = [unsent(tensors[slot.name], slot.shape) for slot in self._slots]
