@@ -10,7 +10,7 @@ from tests.contract import residuals, results
 from tests.contract.ddp import DDP
 from tests.contract.distributed import Distributed
 from tests.cuda.executors import emulated_library
-from tests.distributed import test_all_reduce
+from tests.distributed import test_all_reduce_errors
 from tests.hostdev import hostdev, trainings
 from tests.hostdev.trainings import CPU, gloo, trained
 from tests.ranks import on_ranks
@@ -52,7 +52,8 @@ def test_ddp_as_every_frontend() -> None:
 
 @on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_all_reduce_as_every_frontend() -> None:
-    test_all_reduce.test_a_first_call_that_is_wrong.body()  # It may have had no tensor of the device.
+    # It may have had no tensor of the device.
+    test_all_reduce_errors.test_a_first_call_that_is_wrong.body()
     results.every_form(Distributed(), "two_shot")
     results.every_codec(Distributed(), "allgather")
     residuals.nonfinite_gradients(Distributed(), "two_shot")
