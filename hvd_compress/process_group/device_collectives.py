@@ -114,7 +114,7 @@ class InStream(Collectives):
 
     def lags(self, last: bool) -> bool:
         """Whether a result can be taken later; a stream waits for a bucket's last one at once."""
-        return not last or isinstance(self._side, NoStream)
+        return not last or self._side.host_waits
 
     def behind(self) -> AbstractContextManager[None]:
         return self._side.entered()

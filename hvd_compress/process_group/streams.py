@@ -11,7 +11,13 @@ from hvd_compress.engine.executors import current_stream
 
 
 class NoStream:
-    """Stands for a side stream where the host itself waits for collectives: there is none."""
+    """Stands for a side stream where the host itself waits for collectives: there is none.
+
+    Attributes:
+        host_waits: whether the host waits for collectives, and not a stream.
+    """
+
+    host_waits = True
 
     def entered(self) -> AbstractContextManager[None]:
         """Makes the side stream current, after all work that the current stream has so far."""
@@ -29,6 +35,8 @@ class SideStream(NoStream):
 
     Messages of other ranks are decoded in this stream, so that the backward pass does not wait for them.
     """
+
+    host_waits = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
