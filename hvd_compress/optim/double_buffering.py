@@ -18,7 +18,7 @@ from hvd_compress.codecs import Codec, checks
 from hvd_compress.distributed.begin import begin_alike
 from hvd_compress.distributed.compressor import Work, compressor_of, group_of
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.process_group.device_collectives import collectives_of, meeting_place
+from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.values import problem_told, tell
 
 _log = logging.getLogger(__name__)
@@ -287,7 +287,7 @@ class DoubleBuffering:
             statistics.median(self._update_seconds),
         ]
         group = self._compressor.process_group
-        told = tell(collectives_of(group, meeting_place(group)), own)
+        told = tell(collectives_of(group), own)
         whole, halves, exchange, update = map(statistics.fmean, zip(*told, strict=True))
         self.enabled = halves < whole
         self.report = (
