@@ -18,7 +18,7 @@ from hvd_compress.exchanges.base import Group, Scope
 from hvd_compress.ranks.counters import Counters
 
 if TYPE_CHECKING:
-    from hvd_compress.engine.batch import Batch
+    from hvd_compress.engine import batch
     from hvd_compress.engine.uncompressed import Uncompressed
 
 Sending = Generator["Collective", torch.Tensor, torch.Tensor]
@@ -184,7 +184,7 @@ class Pending:
     """
 
     def __init__(
-        self, name: str, number: int, exchanging: Exchanging, content: Batch | Uncompressed
+        self, name: str, number: int, exchanging: Exchanging, content: batch.Batch | Uncompressed
     ) -> None:
         self.name = name
         self.content = content
