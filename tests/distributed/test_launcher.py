@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from queue import SimpleQueue
 from typing import Any
 from unittest import mock
 
@@ -12,7 +13,9 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.process_group import collectives
+from hvd_compress.process_group.agreement import compare_in_turn, make_line
 from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.launcher import Line
 from hvd_compress.ranks.errors import ExchangeError
 from tests.ranks import on_ranks
@@ -106,3 +109,14 @@ def test_a_rank_that_is_late_to_a_new_group() -> None:
     assert made.call_args.kwargs["timeout"] == datetime.timedelta(seconds=77)
     assert group._timeout() == datetime.timedelta(seconds=77)
     assert dist.get_rank() == 1 or lines
+
+
+@on_ranks(2, launcher="torchrun")
+def test_configurations_that_differ_in_an_empty_part_alone() -> None:
+    """The comparison ends, and the next one can begin."""
+    line = make_line(collectives_of(None))
+    own: list[dict[str, Any]] = [{"a": 1, "empty": {}}, {"a": 1}]
+    for _ in range(2):
+        answers: SimpleQueue[Exception | None] = SimpleQueue()
+        compare_in_turn(line, own[dist.get_rank()], answers.put)
+        assert answers.get(timeout=60) is None

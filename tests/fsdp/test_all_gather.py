@@ -221,7 +221,7 @@ def test_what_has_not_changed_is_not_sent() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_training_after_a_first_gather_in_inference_mode() -> None:
-    """Where FSDP2 itself can train then: if it has made its own memory before, outside of that mode."""
+    """FSDP2 trains if its own first gather was outside of that mode, with encoded gathers, too."""
     rank = dist.get_rank()
     net = _net()
     with torch.no_grad():
