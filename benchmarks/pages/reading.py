@@ -20,8 +20,8 @@ def record(name: str) -> dict[str, Any]:
 
 
 def signed(number: float, digits: int) -> str:
-    """A number with its sign, and a minus as wide as the plus."""
-    return f"{number:+.{digits}f}".replace("-", "\u2212")
+    """A number with its sign, and a minus as wide as the plus; zero has a plus."""
+    return f"{number:+z.{digits}f}".replace("-", "\u2212")
 
 
 def label(compression: str) -> str:

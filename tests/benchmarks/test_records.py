@@ -35,7 +35,7 @@ MEANS = {
 }
 """Schemas whose records summarize their repetitions, and how."""
 
-MEANS_OF_SEEDS = {"accuracy-exchanges", "accuracy-hierarchical", "accuracy-tensorflow"}
+MEANS_OF_SEEDS = {"accuracy-hierarchical", "accuracy-tensorflow"}
 """Records of accuracies that hold means over the seeds, and intervals: the trainings were not kept."""
 
 
