@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -187,38 +187,41 @@ class Exchange:
             gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         places = {id(variable): place for place, variable in enumerate(self.all_variables)}
         sent = [(g, v, places.get(id(v), -1)) for g, v in zip(gradients, variables, strict=True)]
-        check = self._check_of(sent)
-        reduced = [self._reduce_one(*one, f"gradient.{i}") for i, one in enumerate(sent)]
-        # An error before could keep something from being sent, whose receivers would wait.
-        with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
-            check()
+        encoded = isinstance(self.compression, Compressor)
+        apart = {
+            f"gradient {i} of the update": f"{type(gradient).__name__} of variable {place} "
+            f"({common_name(variable.path)})"
+            for i, (gradient, variable, place) in enumerate(sent)
+            if not encoded or isinstance(gradient, tf.IndexedSlices)
+        }
+        if apart:
+            apart["op"] = "op=Sum" if self._op == hvd.Sum else "op=Average"
+        begun = [self.compression.begin_step(apart)] if encoded and apart else []
+        check = None if encoded else self._check_of(apart)
+        with tf.control_dependencies(begun):
+            reduced = [self._reduce_one(*one, f"gradient.{i}") for i, one in enumerate(sent)]
+        if check is not None:
+            # An error before could keep something from being sent, whose receivers would wait.
+            with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
+                check()
         return reduced
 
-    def _check_of(self, sent: Sequence[tuple[Any, Any, int]]) -> Callable[[], None]:
+    def _check_of(self, sent: Mapping[str, str]) -> Callable[[], None]:
         """Traces a sum that tells whether all ranks reduce the same gradients by the same op.
 
-        A compressor compares what it receives; this is for the other gradients.
+        A compressor compares what ranks send; this is for exchanges without one.
 
         Args:
-            sent: the gradients of the update, their variables and the variables' positions.
+            sent: descriptions of the gradients and the op, by any names.
 
         Returns:
             A function that traces the comparison.
         """
-        encoded = isinstance(self.compression, Compressor)
-        apart = [
-            f"{type(gradient).__name__} of variable {place} ({common_name(variable.path)})"
-            for gradient, variable, place in sent
-            if not encoded or isinstance(gradient, tf.IndexedSlices)
-        ]
-        if not apart:
-            return lambda: None
-        here = [f"op={'Sum' if self._op == hvd.Sum else 'Average'}", *apart]
-        own = np.array([1, *digest(here, self._process_set.size())], np.float32)
+        own = np.array([1, *digest(sent, self._process_set.size())], np.float32)
         sums = hvd.allreduce(_to_horovod(tf.constant(own)), op=hvd.Sum, **self._called("same"))
         message = (
             f"expected the same op, and gradients of the same variables, on every rank, got "
-            f"{', '.join(here)} on this rank and others on another"
+            f"{', '.join(sent.values())} on this rank and others on another"
         )
         return lambda: tf.debugging.assert_equal(sums, sums[0] * own, message)
 

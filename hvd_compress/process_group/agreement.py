@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -40,7 +39,7 @@ class Agreement:
 
     def __init__(self, collectives: Collectives, configuration: dict[str, Any]) -> None:
         self._collectives = collectives
-        self._content = _serialize(configuration)
+        self._content = agreement.serialize(configuration)
         digest = _digest(self._content, collectives.meeting)
         self._digests, self._work = collectives.all_gather(digest)
 
@@ -71,7 +70,7 @@ def compare_in_turn(line: Line, configuration: dict[str, Any], over: Over) -> No
         over: a function that any thread calls once, with None, or on every rank with an
             :class:`ExchangeError` that names the difference.
     """
-    content = _serialize(configuration)
+    content = agreement.serialize(configuration)
     asked, told = line.ticket(), line.ticket()
 
     def end(error: Exception | None) -> None:
@@ -99,12 +98,9 @@ def compare_in_turn(line: Line, configuration: dict[str, Any], over: Over) -> No
             end(None)
             return
 
-        def check(rows: torch.Tensor) -> None:
-            _check(rows, lengths)
-            end(None)  # They differ in nothing that is compared, such as an empty part.
-
         def tell(ranks: Collectives) -> None:
-            gather(ranks, message(content, max(lengths), ranks.meeting), check)
+            padded = message(content, max(lengths), ranks.meeting)
+            gather(ranks, padded, lambda rows: _check(rows, lengths))
 
         told.start(tell, end)
 
@@ -142,10 +138,6 @@ def forget_line(collectives: Collectives) -> None:
     _lines.pop(collectives.group, None)
 
 
-def _serialize(configuration: dict[str, Any]) -> bytes:
-    return json.dumps(configuration, sort_keys=True).encode()
-
-
 def _digest(content: bytes, device: torch.device) -> torch.Tensor:
     digest = len(content).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(content).digest()
     return message(digest, len(digest), device)
@@ -161,6 +153,7 @@ def _lengths_if_different(digests: torch.Tensor) -> list[int]:
     return lengths
 
 
-def _check(told: torch.Tensor, lengths: Sequence[int]) -> None:
+def _check(told: torch.Tensor, lengths: Sequence[int]) -> NoReturn:
     """Raises an :class:`ExchangeError` that names the difference between the configurations."""
     agreement.compare(deserialize(contents(told, lengths)))
+    raise AssertionError("expected a setting that differs, as digests do, got none")

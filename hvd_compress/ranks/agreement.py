@@ -13,8 +13,11 @@ _SHOWN = 5
 
 
 def serialize(configuration: dict[str, Any]) -> bytes:
-    """One rank's configuration as a line of JSON, so that gathered lines can be separated."""
-    return json.dumps(configuration, sort_keys=True).encode() + b"\n"
+    """One rank's configuration as a line of JSON, so that gathered lines can be separated.
+
+    Lines are the same exactly where no setting differs: an empty part of a configuration has none.
+    """
+    return json.dumps(_flatten(configuration), sort_keys=True).encode() + b"\n"
 
 
 def check(gathered: bytes) -> None:

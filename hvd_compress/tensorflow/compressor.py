@@ -177,7 +177,7 @@ class Compressor(tf.Module, HorovodCompressor):
         traced = traced_under(graph, self)
         source, self._expected = self._expected or source_of(tensor, traced.count(tensor)), None
         turn = traced.count(source.variable)
-        beginning = self._beginning(traced, graph, source)
+        beginning = self._beginning(traced, graph, source.call)
         slot = self._slot(source, turn, tensor)
         beginning.exchanges([*beginning.slots, slot])
         state = [variable.handle for variable in slot.state]
@@ -254,6 +254,20 @@ class Compressor(tf.Module, HorovodCompressor):
             place: the variable's position among all variables of the caller, the same on every rank.
         """
         self._expected = Source.of(variable, place=place, label=label)
+
+    def begin_step(self, beside: Mapping[str, str]) -> tf.Tensor:
+        """Begins a step in the current graph, for callers that exchange other gradients in the same step.
+
+        Args:
+            beside: descriptions of what the caller exchanges without this compressor, by names for
+                messages.
+
+        Returns:
+            A tensor, shape=(1,), float32, on which that exchange has to depend: it is an error on every
+            rank if the ranks describe it in different ways.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        return self._beginning(traced_under(graph, self), graph, beside=beside).begun
 
     def check_patterns(self, labels: Sequence[str]) -> None:
         """Raises ``ValueError`` where a pattern of ``exclude`` or ``layers`` matches none of the labels."""
@@ -451,13 +465,20 @@ class Compressor(tf.Module, HorovodCompressor):
             "gradient of": tensors,
         }
 
-    def _beginning(self, traced: Traced, graph: Any, source: Source) -> Beginning:
+    def _beginning(
+        self,
+        traced: Traced,
+        graph: Any,
+        call: Sequence[Any] = (),
+        beside: Mapping[str, str] = MappingProxyType({}),
+    ) -> Beginning:
         if graph not in traced.beginnings:
             self._calls += 1
             with graph.as_default(), tf.device(HOST):
-                first = [] if is_outermost(graph) else self._step.same_variables(source.call)
+                first = [] if is_outermost(graph) else self._step.same_variables(call)
                 with tf.control_dependencies(first):
-                    beginning = traced.beginnings[graph] = Beginning(self._calls, self._size)
+                    beginning = Beginning(self._calls, self._size, beside=beside)
+                    traced.beginnings[graph] = beginning
                     if self._takes_part():
                         beginning.begun, beginning.everybody = self._step.begin(beginning)
         return traced.beginnings[graph]

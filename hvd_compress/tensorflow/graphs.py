@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
@@ -35,7 +36,8 @@ class Beginning:
         begun: the tensor on which all messages of a step depend.
         everybody: whether all ranks take part in the step, shape=(), bool.
         slots: the slots of the gradients that come back in a step, in the order of tracing.
-        digest: a variable, the digest of :attr:`slots` when the graph runs.
+        beside: what the caller exchanges by other means in a step, by names for messages.
+        digest: a variable, the digest of :attr:`slots` and :attr:`beside` when the graph runs.
         buckets: the buckets of the gradients that are encoded.
         shared: the slots of the graph if variables are looked up in each call.
     """
@@ -45,12 +47,13 @@ class Beginning:
     begun: tf.Tensor = field(default_factory=lambda: tf.ones([1]))
     everybody: tf.Tensor = field(default_factory=lambda: tf.constant(True))
     slots: Sequence[Slot] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
     buckets: list[Bucket] = field(default_factory=list)
     shared: SharedTrace | None = None
 
     def __post_init__(self) -> None:
         with tf.init_scope(), tf.device(HOST):
-            self.digest = ResourceVariable(digest([], self.ranks), trainable=False)
+            self.digest = ResourceVariable(self._digest(), trainable=False)
 
     def exchanges(self, slots: Sequence[Slot]) -> None:
         """Sets the slots of the gradients that come back in a step."""
@@ -58,7 +61,10 @@ class Beginning:
             return
         self.slots = slots
         with tf.init_scope():
-            self.digest.assign(digest([slot.index for slot in slots], self.ranks))
+            self.digest.assign(self._digest())
+
+    def _digest(self) -> np.ndarray:
+        return digest([dict(self.beside), *(slot.index for slot in self.slots)], self.ranks)
 
     def bucket_for(self, exchange: Exchange, slot: Slot, gradient: tf.Tensor, graph: Any) -> Bucket:
         """The bucket that a gradient joins: the newest one of its exchange, or else a new one."""

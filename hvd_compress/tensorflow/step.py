@@ -128,7 +128,8 @@ class Step:
         """Raises an error: ranks differ, but cannot say in what, since one of them has joined."""
 
         def refuse() -> bool:
-            here = ", ".join(f"{slot.label} ({slot.variable_name})" for slot in beginning.slots)
+            encoded = [f"{slot.label} ({slot.variable_name})" for slot in beginning.slots]
+            here = ", ".join([*encoded, *beginning.beside.values()])
             raise ExchangeError(
                 f"expected the same gradients of all ranks that take part in a step, got {here} on this "
                 f"rank and others on another"
@@ -141,7 +142,7 @@ class Step:
         configuration["in this step"] = {
             f"gradient.{slot.index} ({common_name(slot.variable_name)})": f"number {i}"
             for i, slot in enumerate(beginning.slots)
-        }
+        } | dict(beginning.beside)
         if failure:
             configuration[_LATE if late else _FAILURE] = failure.decode()
         return np.frombuffer(agreement.serialize(configuration), np.uint8)
