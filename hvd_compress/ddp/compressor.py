@@ -18,6 +18,7 @@ from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import NamedParameters, Slot, slots_of
 from hvd_compress.engine.use import Discarded
 from hvd_compress.exchanges.routing import Route
+from hvd_compress.process_group.collectives import is_unregistered
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
 from hvd_compress.process_group.step import Bucket, Step
 from hvd_compress.ranks.errors import ExchangeError
@@ -89,6 +90,21 @@ class Compressor(ProcessGroupCompressor):
         for slot in self._slots:
             if slot.parameter.requires_grad and slot.parameter.is_leaf:
                 self._watch(slot)
+
+    def take_group_of(self, model: DistributedDataParallel) -> None:
+        """Takes the process group of the model that the compressor is registered with, if it has none yet.
+
+        Raises:
+            ValueError: the compressor has a group of other ranks.
+        """
+        if self._process_group is None and not self._bound:
+            self._process_group = model.process_group
+        own, wanted = map(_ranks_in, (self._process_group, model.process_group))
+        if own != wanted and own is not None:
+            raise ValueError(
+                f"register: expected a compressor of the model's process group, ranks {wanted}, got one "
+                f"of ranks {own}: make it with process_group=model.process_group"
+            )
 
     @torch.no_grad()
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -225,6 +241,11 @@ def _group_of(
     if process_group is not None and process_group is not model.process_group:
         raise ValueError("Compressor.process_group: expected the model's own, got another one")
     return model.process_group
+
+
+def _ranks_in(group: dist.ProcessGroup | None) -> list[int] | None:
+    """The ranks of the job that are in a group; None where torch.distributed does not know the group."""
+    return None if is_unregistered(group) else dist.get_process_group_ranks(group)
 
 
 def _note_use(parameter: torch.Tensor, used: set[int], index: int) -> None:

@@ -39,8 +39,8 @@ def register(
         The compressor.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, "expected X, got Y"; or several ranks train a model
-            that is not wrapped.
+        TypeError, ValueError: an argument is wrong, "expected X, got Y"; several ranks train a model that
+            is not wrapped; or the compressor has a process group of other ranks than the model.
     """
     wrapped = _ddp_in(model)
     if wrapped is None and dist.is_initialized() and dist.get_world_size() > 1:
@@ -64,6 +64,7 @@ def register(
     if wrapped is None:
         _log.info("%s is not wrapped by DDP: there is nothing to compress", type(model).__name__)
     else:
+        compressor.take_group_of(wrapped)
         wrapped.register_comm_hook(compressor, hook)
     return compressor
 

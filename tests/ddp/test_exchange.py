@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -209,6 +211,26 @@ def test_process_group() -> None:
         got = exchange(ddp, targets(SHAPES, dist.get_rank(), step))
         assert_same_bits(got, simulation.average(gradients))
     _assert_residuals(compressor, simulation)
+
+
+@on_ranks(3, launcher="torchrun")
+def test_a_compressor_that_is_registered_with_a_model_of_other_ranks() -> None:
+    """It would average among its own ranks; a copy has none yet, and takes the model's."""
+    members = dist.new_group([0, 2])
+    model = Probe(SHAPES)
+    of_all, again = hvdc.Compressor(model, NoCompression()), dist.new_group([0, 1, 2])
+    hvdc.register(DistributedDataParallel(model, process_group=again), of_all)
+    if dist.get_rank() == 1:
+        return
+    model, compressor = copy.deepcopy((model, of_all))
+    ddp = DistributedDataParallel(model, process_group=members)
+    with pytest.raises(ValueError, match=r"group, ranks \[0, 2\], got one of ranks \[0, 1, 2\]"):
+        hvdc.register(ddp, of_all)
+    hvdc.register(ddp, compressor)
+    got = exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    everybodys = [targets(SHAPES, rank, 0) for rank in (0, 2)]
+    for name, one in got.items():
+        np.testing.assert_allclose(one, np.mean([each[name] for each in everybodys], 0), rtol=1e-6)
 
 
 class _Checkpointed(torch.nn.Module):
