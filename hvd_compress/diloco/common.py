@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from hvd_compress.distributed.begin import expect_memory_of
 from hvd_compress.distributed.keys import local
@@ -60,10 +61,7 @@ class CommonParameters:
         self.outer = outer_optimizer(list(self.copies.values()))
         self.loaded: dict[str, torch.Tensor] = {}
         self._seen = False  # Whether there was a gradient.
-        self._watching = [
-            parameter.register_post_accumulate_grad_hook(self._note_loaded)
-            for parameter in self.own.values()
-        ]
+        self._watching = [self._watch(parameter) for parameter in self.own.values()]
 
     @property
     def values(self) -> Mapping[str, torch.Tensor]:
@@ -150,6 +148,14 @@ class CommonParameters:
         while self._watching:
             self._watching.pop().remove()
         self.loaded.clear()
+
+    def _watch(self, parameter: torch.Tensor) -> RemovableHandle:
+        handle = parameter.register_post_accumulate_grad_hook(self._note_loaded)
+        # Before the hooks that are there: one of them may be an optimizer's step.
+        hooks = parameter._post_accumulate_grad_hooks
+        for key in [key for key in hooks if key != handle.id]:
+            hooks[key] = hooks.pop(key)
+        return handle
 
     def _note_loaded(self, _: torch.Tensor) -> None:
         """Called with the model's gradients; looks at the first one, before any optimizer step."""

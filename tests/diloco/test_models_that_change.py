@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hvd_compress.distributed as hvdc
-from hvd_compress import OneBit
+from hvd_compress import NoCompression, OneBit
 from hvd_compress.diloco import DiLoCo
 from tests.ranks import on_ranks
 from tests.torch_models import assert_same_bits
@@ -89,6 +89,39 @@ def test_weights_that_are_loaded_before_the_first_step_are_what_ranks_begin_with
         _train(diloco, model, 6)
     assert_same_bits(_values(after), _values(before))
     assert_same_bits(late.common_parameters, right.common_parameters)
+
+
+def _step_in_backward(parameter: torch.Tensor) -> None:
+    with torch.no_grad():
+        parameter.sub_(parameter.grad, alpha=0.1)
+    parameter.grad = None
+
+
+@on_ranks(2, launcher="torchrun")
+def test_steps_in_the_backward_pass_are_not_taken_for_loaded_weights() -> None:
+    """Of an optimizer whose hooks are there before DiLoCo's, or after."""
+    for before in (True, False):
+        model = _Model(seed=5)
+
+        def hook(model: nn.Module = model) -> None:
+            for parameter in model.head.parameters():
+                parameter.register_post_accumulate_grad_hook(_step_in_backward)
+
+        if before:
+            hook()
+        outer = functools.partial(torch.optim.SGD, lr=1.0)
+        diloco = DiLoCo(model, NoCompression(), sync_every=1, outer_optimizer=outer)
+        if not before:
+            hook()
+        generator = torch.Generator(device="cpu").manual_seed(dist.get_rank())
+        model(torch.randn(8, 40, generator=generator, device="cpu")).square().mean().backward()
+        expected = _values(model.head)
+        for one in expected.values():
+            dist.all_reduce(one)
+            one /= 2
+        diloco.step()
+        for name, one in model.head.named_parameters():
+            torch.testing.assert_close(one.detach(), expected[name])
 
 
 @on_ranks(2, launcher="torchrun")
