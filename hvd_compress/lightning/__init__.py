@@ -42,7 +42,7 @@ class CompressGradients(lightning.Callback):
         options: the options of :class:`hvd_compress.ddp.Compressor`, or of ``Auto``.
 
     Attributes:
-        compressor: made when training starts; None before.
+        compressor: made when training starts, for each model anew; None before.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y"; when training starts, several
@@ -77,7 +77,7 @@ class CompressGradients(lightning.Callback):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None:
             options["grad_scaler"] = scaler
-        if self.compressor is None:
+        if self.compressor is None or self._is_of_another(model):
             self.compressor = hvdc.register(model, self._codec, **options)
         else:
             # Another Trainer has another scaler, or none.
@@ -88,6 +88,11 @@ class CompressGradients(lightning.Callback):
         if self._loaded:
             hvdc.GatheredState(self.compressor).load_state_dict(self._loaded)
             self._loaded = {}
+
+    def _is_of_another(self, model: DistributedDataParallel) -> bool:
+        """Whether the compressor has none of the model's parameters: that of another fold, for example."""
+        assert self.compressor is not None
+        return {s.parameter for s in self.compressor._slots}.isdisjoint(model.parameters())
 
     def on_exception(
         self,

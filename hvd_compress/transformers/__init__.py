@@ -82,7 +82,7 @@ class CompressGradients(TrainerCallback):
             return
         gathered = hvdc.GatheredState(self.compressor).state_dict()
         if state.is_world_process_zero:
-            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / _FILE
+            path = self._checkpoint(state.global_step) / _FILE
             torch.save({"gathered": gathered, "parameters": self._parameter_sum()}, path)
 
     def drop_step(self) -> None:
@@ -94,7 +94,7 @@ class CompressGradients(TrainerCallback):
             self.compressor.drop_step()
 
     def _resume(self, args: Any, step: int) -> None:
-        folders = [Path(args.output_dir) / f"checkpoint-{step}"]
+        folders = [self._checkpoint(step)]
         if isinstance(args.resume_from_checkpoint, str):
             folders.insert(0, Path(args.resume_from_checkpoint))
         found = next((one / _FILE for one in folders if (one / _FILE).exists()), None)
@@ -107,6 +107,11 @@ class CompressGradients(TrainerCallback):
         elif self._trainer.is_world_process_zero():
             looked = ", ".join(map(str, folders))
             _log.warning("no residuals of step %d in %s: starting without residuals", step, looked)
+
+    def _checkpoint(self, step: int) -> Path:
+        # A search for hyperparameters has a folder for each trial; only the Trainer knows its name.
+        folder = self._trainer._get_output_dir(getattr(self._trainer, "_trial", None))
+        return Path(folder) / f"checkpoint-{step}"
 
     def _parameter_sum(self) -> float:
         sums = [p.detach().double().abs().sum().cpu() for p in self._trainer.model.parameters()]

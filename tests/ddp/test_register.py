@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -117,6 +119,40 @@ def test_the_trainer_goes_on_from_its_checkpoint_bit_for_bit() -> None:
         moved, without = _fit(other, 4, path)
         assert without.counters.steps == 2 and moved is not None
         assert without.residual_norm() != compressor.residual_norm()
+        dist.barrier()
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_trial_of_a_search_keeps_its_residuals_in_its_own_folder() -> None:
+    """As Transformers trains a trial of Optuna, which need not be installed for that."""
+    from transformers import Trainer, TrainingArguments
+    from transformers.trainer_utils import HPSearchBackend
+
+    from hvd_compress.transformers import CompressGradients
+
+    data = [{"inputs": torch.randn(64), "labels": torch.tensor(i)} for i in range(100)]
+    with tempfile.TemporaryDirectory() as own:
+        folders = [own]
+        dist.broadcast_object_list(folders, 0)
+        arguments = TrainingArguments(
+            output_dir=folders[0], use_cpu=True, max_steps=4, save_steps=2, report_to="none"
+        )
+        searching = Trainer(model_init=_Network, args=arguments, train_dataset=data)
+        searching.add_callback(CompressGradients(searching, OneBit()))
+        searching.hp_search_backend, searching.hp_name = HPSearchBackend.OPTUNA, None
+        searching.hp_space = lambda trial: trial.params
+        with mock.patch(
+            "transformers.integrations.integration_utils.hp_params", vars
+        ):  # It wants Optuna's class.
+            for number in range(2):
+                searching.train(trial=SimpleNamespace(number=number, params={}))
+        saved = sorted(
+            str(one.relative_to(folders[0])) for one in Path(folders[0]).rglob("compressor.pt")
+        )
+        steps = [
+            f"run-{number}/checkpoint-{step}/compressor.pt" for number in (0, 1) for step in (2, 4)
+        ]
+        assert saved == steps
         dist.barrier()
 
 

@@ -174,6 +174,19 @@ def test_a_second_lightning_trainer_has_its_own_scaler() -> None:
 
 
 @on_ranks(2, launcher="torchrun", alone=True)
+def test_another_lightning_module_gets_another_compressor() -> None:
+    from hvd_compress.lightning import CompressGradients
+
+    compress, made = CompressGradients(OneBit()), []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):  # As in folds of a validation.
+            network, compressor, _ = _fit(folder, 1, strategy="ddp", devices=2, compress=compress)
+            made.append((compressor.residual_norm(), network.layer.weight))
+        dist.barrier()
+    assert made[0][0] == made[1][0] > 0 and torch.equal(made[0][1], made[1][1])
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
 def test_a_step_that_a_lightning_module_drops() -> None:
     from hvd_compress.lightning import CompressGradients
 
