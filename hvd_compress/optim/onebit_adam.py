@@ -217,7 +217,8 @@ class OneBitAdam(torch.optim.Optimizer):
                 unknown.append(name)
         self._compressor.restart_warmup(late)
         self._zeros.update(late)
-        late = [name for name in late if self._zeros[name] == self._compressor.warmup_steps]
+        warmup, named = self._compressor.warmup_steps, part.named
+        late = [name for name in late if self._zeros[name] == warmup and named[name].numel()]
         if late:
             _log.warning(
                 "no gradients in the first %d steps: %s; their own warm-up begins with the first one, and "

@@ -144,7 +144,9 @@ class Compressor(CompressorBase, HorovodCompressor):
         if slot.pending or slot in self._exchanged:
             raise ExchangeError(
                 f"{slot.name}: expected its last gradient to be decompressed first, got another one; call "
-                f"optimizer.step() or optimizer.synchronize() after each backward pass"
+                f"optimizer.step() or optimizer.synchronize() after each backward pass; and to make "
+                f"hvd.DistributedOptimizer again, del the old one and call gc.collect() first, which "
+                f"removes its hooks"
             )
         self._take_up(slot, tensor)
         if not self._exchanging:
@@ -285,7 +287,8 @@ class Compressor(CompressorBase, HorovodCompressor):
             warnings.warn(
                 f"expected this optimizer to exchange all gradients, got none of {missed}: Horovod "
                 f"exchanges what required gradients when hvd.DistributedOptimizer was made; unless another "
-                f"optimizer has them, make it again after requires_grad_(True), or ranks drift apart",
+                f"optimizer has them, make it again after requires_grad_(True), or ranks drift apart; del "
+                f"the old one and call gc.collect() before that",
                 stacklevel=2,
             )
         self._exchanged.clear()

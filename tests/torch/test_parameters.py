@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import horovod.torch as hvd
 import pytest
 import torch
@@ -61,10 +63,32 @@ def test_a_layer_that_the_optimizer_does_not_know() -> None:
     """Horovod does not exchange the layer, as without compression; ranks are warned."""
     model = Probe(SHAPES)
     model.base.requires_grad_(False)
-    optimizer = distributed(model, hvdc.OneBit(model, threshold=100))
+    compressor = hvdc.OneBit(model, threshold=100)
+    optimizer = distributed(model, compressor)
     model.base.requires_grad_(True)
     with pytest.warns(UserWarning, match="got none of base: .* make it again after requires_grad_"):
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
+    both = [optimizer, distributed(model, compressor)]
+    with pytest.raises(hvdc.ExchangeError, match=r"again, del the old one and call gc.collect\(\)"):
+        exchange(model, both[1], targets(SHAPES, hvd.rank(), 1))
+    hvd.barrier()
+
+
+@on_ranks(2)
+def test_an_optimizer_that_is_made_again_for_a_layer_that_is_unfrozen() -> None:
+    model = Probe(SHAPES)
+    model.base.requires_grad_(False)
+    compressor = hvdc.OneBit(model.named_parameters(), threshold=100)
+    optimizer = distributed(model, compressor)
+    exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0), ["head", "small"])
+    model.base.requires_grad_(True)
+    del optimizer
+    gc.collect()
+    optimizer = distributed(model, compressor)
+    for step in range(1, 3):
+        exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
+    assert compressor.state_dict()["tensors"]["base"]["residual"].any()
+    assert_identical_on_all_ranks(model)
 
 
 @on_ranks(2)
