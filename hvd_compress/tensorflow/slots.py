@@ -101,7 +101,7 @@ class Slot(tf.Module):
 
 def common_name(name: str) -> str:
     """A variable's name without numbers, which count how many such layers a rank has made before."""
-    return re.sub(r"(_\d+)+(?=[/:]|$)", "", name)
+    return re.sub(r"(_\d+)+(?=[ /:]|$)", "", name)
 
 
 def _numbers(name: str, dtype: tf.DType) -> ResourceVariable:

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
+from hvd_compress.tensorflow.slots import common_name
 from tests.ranks import on_ranks
 
 SHAPE, STEPS = (40, 70), 6
@@ -244,3 +245,13 @@ def test_a_checkpoint_knows_whose_residuals_it_has() -> None:
     tf.train.Checkpoint(compressor=alike).write(path)
     with pytest.raises(ValueError, match=r"expected names that tell the variables .* apart"):
         tf.train.Checkpoint(compressor=hvdc.OneBit(threshold=0)).read(path)
+
+
+def test_names_without_the_numbers_of_layers() -> None:
+    names = {
+        "dense_1/kernel": "dense/kernel",
+        "w_1_2:0": "w:0",
+        "w_1 again": "w again",
+        "a_1b": "a_1b",
+    }
+    assert [common_name(name) for name in names] == list(names.values())
