@@ -69,6 +69,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "accuracy": partial(accuracy.differences, "accuracy"),
     "accuracy-tensorflow": partial(accuracy.differences, "accuracy-tensorflow"),
     "accuracy-exchanges": partial(accuracy.differences, "accuracy-exchanges"),
+    "accuracy-hierarchical": partial(accuracy.differences, "accuracy-hierarchical"),
     "accuracy-text": partial(accuracy.differences, ("accuracy-text", _ONCE)),
     "accuracy-residuals": partial(accuracy.differences, ("accuracy-text", _RESIDUALS)),
     "accuracy-text-keras": partial(accuracy.differences, "accuracy-text-keras"),
