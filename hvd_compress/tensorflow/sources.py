@@ -10,6 +10,7 @@ shapes: such a trace is *shared*, and only each call tells which variables it se
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -106,8 +107,31 @@ class Variables:
         return slot if known is not None and known() is variable else None
 
     def add(self, variable: Any, turn: int, slot: Slot) -> None:
-        """Registers a slot."""
+        """Registers a slot; warns if compressors are made for one step each."""
         self._slots[id(variable), turn] = weakref.ref(variable), slot
+        if turn == 0 and slot.route.feedback.enabled:
+            _note_compressor(variable, slot)
+
+
+_latest: dict[int, tuple[weakref.ref[Any], weakref.ref[Slot], int]] = {}
+"""By a variable's id: the variable, its newest slot, and how many slots before served one step each."""
+
+
+def _note_compressor(variable: Any, slot: Slot) -> None:
+    key, thrown = id(variable), 0
+    known, newest, before = _latest.get(key, (None, None, 0))
+    if known is not None and newest is not None and known() is variable:
+        earlier = newest()
+        thrown = before + 1 if earlier is None or int(earlier.exchanges) == 1 else 0
+    there = weakref.ref(variable, lambda _: _latest.pop(key, None))
+    _latest[key] = there, weakref.ref(slot), thrown
+    if thrown == 2:
+        warnings.warn(
+            f"expected one compressor for all steps, got a third one for {variable.name} after two that "
+            f"exchanged one gradient each: what they have not sent is lost; make a compressor once, before "
+            f"the loop",
+            stacklevel=2,
+        )
 
 
 class SharedTrace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -245,6 +246,23 @@ def test_a_checkpoint_knows_whose_residuals_it_has() -> None:
     tf.train.Checkpoint(compressor=alike).write(path)
     with pytest.raises(ValueError, match=r"expected names that tell the variables .* apart"):
         tf.train.Checkpoint(compressor=hvdc.OneBit(threshold=0)).read(path)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_compressors_that_are_made_for_one_step_each() -> None:
+    """The residual of each one would be lost; one that stays, or has no feedback, is no reason to warn."""
+    (a,), (b,) = _variables("a"), _variables("b")
+    ones = tf.ones(SHAPE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = hvdc.OneBit(threshold=0)
+        for _ in range(4):
+            _exchange(kept, graph=False)([ones], [b])
+            _exchange(hvdc.Int8(threshold=0), graph=False)([ones], [a])
+        for _ in range(2):
+            _exchange(hvdc.OneBit(threshold=0), graph=False)([ones], [a])
+    with pytest.warns(UserWarning, match=r"got a third one for a:0 after two .* before the loop"):
+        _exchange(hvdc.OneBit(threshold=0), graph=False)([ones], [a])
 
 
 def test_names_without_the_numbers_of_layers() -> None:
