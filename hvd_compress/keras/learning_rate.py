@@ -22,8 +22,9 @@ class LearningRateSchedule(keras.callbacks.Callback):
             of the number of epochs since ``start_epoch``.
         start_epoch: the first epoch in which the rate is set.
         end_epoch: the first epoch in which the rate is no longer set; None sets it in all later epochs.
-        staircase: whether the rate changes only between epochs; otherwise it is set before every batch, and
-            the epochs passed to ``multiplier`` have a fraction.
+        staircase: whether the rate changes only between epochs; otherwise it is set before every batch, or
+            before every ``steps_per_execution`` batches, and the epochs passed to ``multiplier`` have a
+            fraction.
         momentum_correction: whether the velocity of ``SGD`` with momentum, which contains the old learning
             rate, is multiplied by the ratio of the rates (Goyal et al. 2017, section 3).
         steps_per_epoch: the number of batches in an epoch; None asks Keras for it.
@@ -56,7 +57,7 @@ class LearningRateSchedule(keras.callbacks.Callback):
         self._staircase = staircase
         self._momentum_correction = momentum_correction
         self._steps_per_epoch = steps_per_epoch
-        self._epoch = 0
+        self._epoch = self._batch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Checks that the number of batches in an epoch is known."""
@@ -70,8 +71,16 @@ class LearningRateSchedule(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Sets the rate of the batch."""
+        self._batch = batch
         if not self._staircase and self._in_force():
             self._set(self._initial * self._multiplier(self._epoch + batch / self._steps()))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Sets the rate of the last batch in force, which stays."""
+        # With steps_per_execution, Keras has told only of the first of several batches.
+        last = self._steps() - 1
+        if self._batch <= last <= batch and self._epoch + 1 == self._end:
+            self.on_train_batch_begin(last)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the learning rate to ``logs``."""

@@ -111,6 +111,29 @@ def test_a_warm_up_and_a_schedule_behind_it() -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
+def test_rates_behind_batches_that_run_together() -> None:
+    """The rate of the last batch stays, even if Keras does not announce that batch."""
+    batches = SAMPLES // BATCH
+    for steps in (1, 3, 16):
+        for schedule, end in (
+            (hvdc.LearningRateWarmup(0.2, warmup_epochs=2), 0.2),
+            (
+                hvdc.LearningRateSchedule(
+                    0.2, lambda epoch: 1 - epoch / 4, end_epoch=2, staircase=False
+                ),
+                0.2 * (0.5 + 0.25 / batches),
+            ),
+        ):
+            model, optimizer = _model(steps_per_execution=steps)
+            recorder = _Recorder()
+            fit(model, [hvdc.BroadcastVariables(), schedule, recorder], epochs=3)
+            end = float(np.float32(end))
+            assert recorder.logs[1]["learning_rate"] == end
+            assert set(recorder.rates[2 * len(recorder.rates) // 3 :]) == {end}
+            assert float(optimizer.learning_rate) == end
+
+
+@on_ranks(2, launcher="tensorflow")
 def test_a_velocity_follows_the_learning_rate() -> None:
     model, optimizer = _model()
     fit(model, [hvdc.BroadcastVariables()], epochs=1)
