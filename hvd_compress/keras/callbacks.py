@@ -100,7 +100,7 @@ class CompareWeights(keras.callbacks.Callback):
         if not self._process_set.included():
             return
         variables = self.model.trainable_variables
-        own_rates = [float(part.learning_rate) for part in _parts(self.model.optimizer)]
+        own_rates = [float(part.learning_rate) for part in parts_of(self.model.optimizer)]
         own = [
             *(_digest(v.numpy()) for v in variables),
             str(own_rates),
@@ -138,15 +138,15 @@ def shared_state(optimizer: Any) -> list[Any]:
 
 def accumulated(optimizer: Any) -> list[Any]:
     """The variables in which an optimizer accumulates a rank's own gradients."""
-    return [v for part in _parts(optimizer) for v in getattr(part, "_accumulated_gradients", ())]
+    return [v for part in parts_of(optimizer) for v in getattr(part, "_accumulated_gradients", ())]
 
 
 def _batches_an_update(optimizer: Any) -> int:
-    steps = (getattr(part, "gradient_accumulation_steps", None) for part in _parts(optimizer))
+    steps = (getattr(part, "gradient_accumulation_steps", None) for part in parts_of(optimizer))
     return max(n or 1 for n in steps)
 
 
-def _parts(optimizer: Any) -> list[Any]:
+def parts_of(optimizer: Any) -> list[Any]:
     """The optimizers that update variables: this one, or those in a LossScale- or MultiOptimizer."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return getattr(inner, "_inner_optimizers", None) or [inner]

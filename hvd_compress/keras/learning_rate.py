@@ -9,12 +9,15 @@ import horovod.tensorflow as hvd
 import keras
 
 from hvd_compress.codecs.checks import check_number
+from hvd_compress.keras.callbacks import parts_of
 
 
 class LearningRateSchedule(keras.callbacks.Callback):
     """Sets the learning rate to ``initial_lr * multiplier(epoch)`` in some epochs.
 
-    The arguments are those of Horovod's ``LearningRateScheduleCallback``, which Keras 3 cannot run.
+    The arguments are those of Horovod's ``LearningRateScheduleCallback``, which Keras 3 cannot run. Of the
+    parts of a ``MultiOptimizer``, the one with the highest rate gets this rate, and the others keep their
+    ratios to it.
 
     Args:
         initial_lr: the rate to multiply.
@@ -58,10 +61,13 @@ class LearningRateSchedule(keras.callbacks.Callback):
         self._momentum_correction = momentum_correction
         self._steps_per_epoch = steps_per_epoch
         self._epoch = self._batch = 0
+        self._ratios = [1.0]  # Of the optimizer's parts to the highest rate.
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Checks that the number of batches in an epoch is known."""
+        """Checks that the number of batches is known, and notes how the rates of parts compare."""
         self._steps()
+        rates = self._rates()
+        self._ratios = [rate / max(rates) if max(rates) else 1.0 for rate in rates]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Sets the rate of the epoch."""
@@ -85,7 +91,10 @@ class LearningRateSchedule(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the learning rate to ``logs``."""
         if logs is not None:
-            logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+            logs["learning_rate"] = max(self._rates())
+
+    def _rates(self) -> list[float]:
+        return [float(part.learning_rate) for part in parts_of(self.model.optimizer)]
 
     def _in_force(self) -> bool:
         return self._start <= self._epoch and (self._end is None or self._epoch < self._end)
@@ -100,13 +109,12 @@ class LearningRateSchedule(keras.callbacks.Callback):
         return int(steps or 0)
 
     def _set(self, rate: float) -> None:
-        optimizer = self.model.optimizer
-        before = float(optimizer.learning_rate)
-        optimizer.learning_rate = rate
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if self._momentum_correction and before and isinstance(inner, keras.optimizers.SGD):
-            for velocity in getattr(inner, "momentums", ()):
-                velocity.assign(velocity * (float(optimizer.learning_rate) / before))
+        for part, ratio in zip(parts_of(self.model.optimizer), self._ratios, strict=True):
+            before = float(part.learning_rate)
+            part.learning_rate = rate * ratio
+            if self._momentum_correction and before and isinstance(part, keras.optimizers.SGD):
+                for velocity in getattr(part, "momentums", ()):
+                    velocity.assign(velocity * (float(part.learning_rate) / before))
 
 
 class LearningRateWarmup(LearningRateSchedule):
@@ -156,5 +164,4 @@ class LearningRateWarmup(LearningRateSchedule):
         """Prints that the warm-up is over, if asked to."""
         super().on_epoch_end(epoch, logs)
         if self._verbose and self._end == epoch + 1 and hvd.rank() == 0:
-            rate = float(self.model.optimizer.learning_rate)
-            print(f"\nEpoch {epoch + 1}: the learning rate has come to {rate:g}")
+            print(f"\nEpoch {epoch + 1}: the learning rate has come to {max(self._rates()):g}")

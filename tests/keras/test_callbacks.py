@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -15,15 +16,17 @@ from tests.ranks import on_ranks
 
 
 class _Recorder(keras.callbacks.Callback):
-    """Learning rates by batch, and logs by epoch."""
+    """Learning rates by batch, of the model's optimizer or of its parts, and logs by epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Sequence[Any] = ()) -> None:
         super().__init__()
-        self.rates: list[float] = []
+        self.parts = parts
+        self.rates: list[Any] = []
         self.logs: list[dict[str, Any]] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.rates.append(float(self.model.optimizer.learning_rate))
+        rates = [float(part.learning_rate) for part in self.parts or [self.model.optimizer]]
+        self.rates.append(rates if self.parts else rates[0])
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.logs.append(dict(logs))
@@ -131,6 +134,30 @@ def test_rates_behind_batches_that_run_together() -> None:
             assert recorder.logs[1]["learning_rate"] == end
             assert set(recorder.rates[2 * len(recorder.rates) // 3 :]) == {end}
             assert float(optimizer.learning_rate) == end
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_rates_of_several_optimizers() -> None:
+    """The highest one is set, and the others keep their ratio to it."""
+    parts = [hvdc.DistributedOptimizer(keras.optimizers.SGD(rate)) for rate in (0.01, 0.1)]
+    several = keras.optimizers.OptimizerMap(parts[1], {".*bias": parts[0]})
+    recorder = _Recorder(parts)
+    fit(
+        compiled(keras.optimizers.MultiOptimizer(several)),
+        [
+            hvdc.BroadcastVariables(),
+            hvdc.LearningRateWarmup(0.2, warmup_epochs=1, verbose=1),
+            hvdc.LearningRateSchedule(0.2, 0.5, start_epoch=1),
+            recorder,
+            hvdc.CompareWeights(),
+        ],
+        epochs=3,
+    )
+    batches = SAMPLES // BATCH
+    highest = [0.1 + 0.1 * (batch + 1) / batches for batch in range(batches)]
+    highest += [rate for rate in (0.2, 0.1) for _ in range(batches)]
+    np.testing.assert_allclose(recorder.rates, [(0.1 * rate, rate) for rate in highest], rtol=1e-6)
+    assert [logs["learning_rate"] for logs in recorder.logs] == pytest.approx([0.2, 0.2, 0.1])
 
 
 @on_ranks(2, launcher="tensorflow")
