@@ -6,6 +6,7 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
+import numpy as np
 
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.values import tell
@@ -34,15 +35,21 @@ class MetricAverage(keras.callbacks.Callback):
         """Writes the averages to ``logs``."""
         if logs is None or not self._process_set.included():
             return
-        own = {name: float(value) for name, value in logs.items()}
+        own = {name: np.asarray(value, float).tolist() for name, value in logs.items()}
         ranks = tell(own, "hvd_compress.metrics", self._process_set)
-        names = [sorted(one) for one in ranks]
+        names = [sorted(name + _shape(value) for name, value in one.items()) for one in ranks]
         if any(one != names[0] for one in names):
             raise ExchangeError(
                 f"expected the same metrics on every rank behind epoch {epoch + 1}, got by rank {names}: "
                 f"validate on all of them, or on none"
             )
-        for name in own:
+        for name, value in own.items():
             values = [one[name] for one in ranks]
             # Equal ones, as learning rates, stay as they are: a division could round them.
-            logs[name] = values[0] if len(set(values)) == 1 else sum(values) / len(values)
+            mean = value if all(one == value for one in values) else np.mean(values, axis=0)
+            logs[name] = np.asarray(mean) if np.ndim(mean) else float(mean)
+
+
+def _shape(value: Any) -> str:
+    """The shape of a metric that has several numbers, as text."""
+    return str(np.shape(value)) if np.shape(value) else ""

@@ -9,6 +9,7 @@ import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import hvd_compress.keras as hvdc
 from tests.keras.probes import BATCH, CLASSES, SAMPLES, THRESHOLD, compiled, fit, same_everywhere
@@ -87,6 +88,17 @@ def test_other_metrics_on_one_rank_are_an_error_on_all() -> None:
     model, _ = _model()
     with pytest.raises(hvdc.ExchangeError, match=r"\['loss', 'val_loss'\], \['loss'\]"):
         fit(model, [Adds(), hvdc.MetricAverage()])
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_metrics_that_are_arrays() -> None:
+    logs: dict[str, Any] = {"loss": 1.0 + hvd.rank(), "f1": tf.range(2.0) + hvd.rank(), "same": 0.1}
+    hvdc.MetricAverage().on_epoch_end(0, logs)
+    np.testing.assert_allclose(logs["f1"], [0.5, 1.5])
+    assert (logs["loss"], logs["same"]) == (1.5, 0.1)
+    logs["f1"] = tf.zeros([2 + hvd.rank()])
+    with pytest.raises(hvdc.ExchangeError, match=r"\['f1\(2,\)', .*\], \['f1\(3,\)', "):
+        hvdc.MetricAverage().on_epoch_end(0, logs)
 
 
 @on_ranks(2, launcher="tensorflow")
