@@ -7,6 +7,7 @@ accumulation of gradients and the division by the loss scale, and before clippin
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -114,7 +115,9 @@ class _Saved(keras.optimizers.Optimizer):
     _exchange: Exchange
     _stock: type[keras.optimizers.Optimizer]
     _scaled: bool  # Whether a LossScaleOptimizer around it exchanges its flags.
-    _updates_before: int  # Those that it had made when it was distributed.
+    _updates_before: (
+        float  # Those that it had made when it was distributed; inf if none was traced.
+    )
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         if not self._scaled:
@@ -250,7 +253,10 @@ def _distribute(optimizer: Any, exchange: Exchange, *, scaled: bool = False) -> 
     """Makes an optimizer exchange; ``scaled``: it is within a ``LossScaleOptimizer`` that does."""
     optimizer._exchange = exchange
     optimizer._scaled = scaled
-    optimizer._updates_before = int(optimizer.iterations)
+    # Without an update before, nothing was traced that could go on; iterations that are loaded later are
+    # none. Those of an optimizer from a file are none either.
+    traced = 0 if _loading.get() else int(optimizer.iterations)
+    optimizer._updates_before = traced or math.inf
     # Found by tf.train.Checkpoint, as the optimizer's own variables are.
     optimizer.compression = exchange.compression
     if not is_distributed(optimizer):

@@ -35,12 +35,12 @@ def load_model(
         model = keras.models.load_model(
             filepath, custom_objects=custom_objects, safe_mode=safe_mode
         )
-    if getattr(model, "optimizer", None) is None:
-        raise ValueError(
-            f"expected a compiled model, got {filepath} without an optimizer: load it by "
-            f"keras.models.load_model, and compile it with a DistributedOptimizer"
-        )
-    made = DistributedOptimizer(model.optimizer, compression, **options).compression
+        if getattr(model, "optimizer", None) is None:
+            raise ValueError(
+                f"expected a compiled model, got {filepath} without an optimizer: load it by "
+                f"keras.models.load_model, and compile it with a DistributedOptimizer"
+            )
+        made = DistributedOptimizer(model.optimizer, compression, **options).compression
     if isinstance(made, Compressor):
         made.use.dismiss()  # The model may be loaded to be evaluated, and trains with this one if at all.
     return model

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.keras as hvdc
-from tests.keras.probes import THRESHOLD, compiled, fit, network, same_everywhere
+from tests.keras.probes import THRESHOLD, compiled, fit, network, same_everywhere, samples
 from tests.ranks import on_ranks
 
 
@@ -85,3 +85,23 @@ def test_a_checkpoint_of_the_optimizer_has_its_residuals() -> None:
     assert resumed.optimizer.compression.residual_norm() == pytest.approx(
         model.optimizer.compression.residual_norm()
     )
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_finished_training_that_is_started_again() -> None:
+    """Its updates were loaded, and are not those of a function that exchanges nothing."""
+    inputs, labels = samples(hvd.rank())
+    with tempfile.TemporaryDirectory() as folder:
+        path, weights = Path(folder, "model.keras"), Path(folder, "model.weights.h5")
+        for start in range(2):
+            model = compiled(hvdc.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+            backup = keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+            history = model.fit(inputs, labels, epochs=2, verbose=0, callbacks=[backup])
+            assert history.epoch == ([0, 1], [])[start]
+        model.save(path)
+        model.train_on_batch(inputs, labels)
+        model.save_weights(weights)
+        loaded = hvdc.load_model(path)
+        loaded.load_weights(weights)
+        loaded.fit(inputs, labels, epochs=2, initial_epoch=2, verbose=0)
+        assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations)
