@@ -108,8 +108,8 @@ def loading() -> Iterator[None]:
 class _Saved(keras.optimizers.Optimizer):
     """The saved form of a distributed optimizer: the stock one, under a name that is not stock's.
 
-    So it cannot be loaded and then train apart without an error, and a file holds nothing that belongs to a
-    rank.
+    So what Keras makes of it, a copy or a loaded model, cannot train apart without an error, and a file
+    holds nothing that belongs to a rank.
     """
 
     _exchange: Exchange
@@ -144,12 +144,23 @@ class _Saved(keras.optimizers.Optimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        if _loading.get():
-            return keras.saving.deserialize_keras_object(config["optimizer"], custom_objects)
+        optimizer = keras.saving.deserialize_keras_object(config["optimizer"], custom_objects)
+        if not _loading.get():
+            _distribute(optimizer, _Copied())
+        return optimizer
+
+
+class _Copied(Exchange):
+    """The exchange of an optimizer that Keras copied or loaded, which would exchange nothing."""
+
+    def __init__(self) -> None:
+        self.compression, self.saved, self.updates = None, {}, 0
+
+    def begin(self) -> None:
         raise ExchangeError(
-            "expected hvd_compress.keras.load_model(path, compression=...) for a model that was saved with "
-            "a DistributedOptimizer, got Keras's own, which would load an optimizer that exchanges "
-            "nothing: use ours, or load_model(path, compile=False) for a model that is not to be trained"
+            "expected a DistributedOptimizer, got a copy of one, which exchanges nothing: compile a model "
+            "that was copied with a DistributedOptimizer of its own, and load one that was saved by "
+            "hvd_compress.keras.load_model(path, compression=...) in place of Keras's own"
         )
 
 

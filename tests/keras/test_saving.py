@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 from pathlib import Path
@@ -16,6 +17,8 @@ import tensorflow as tf
 import hvd_compress.keras as hvdc
 from tests.keras.probes import THRESHOLD, compiled, fit, network, same_everywhere, samples
 from tests.ranks import on_ranks
+
+SGD = keras.optimizers.SGD
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -43,7 +46,7 @@ def test_a_loaded_model_goes_on_exchanging() -> None:
                 assert _same(loaded.optimizer, model.optimizer)
                 model = loaded
             with pytest.raises(hvdc.ExchangeError, match=r"hvd_compress.keras.load_model"):
-                keras.models.load_model(path)
+                fit(keras.models.load_model(path))
             assert _same(keras.models.load_model(path, compile=False), model)
         fit(model)  # On each rank's own samples ...
         assert same_everywhere(model.weights)  # ... and yet alike.
@@ -94,7 +97,7 @@ def test_a_finished_training_that_is_started_again() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path, weights = Path(folder, "model.keras"), Path(folder, "model.weights.h5")
         for start in range(2):
-            model = compiled(hvdc.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+            model = compiled(hvdc.DistributedOptimizer(SGD(0.1)))
             backup = keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
             history = model.fit(inputs, labels, epochs=2, verbose=0, callbacks=[backup])
             assert history.epoch == ([0, 1], [])[start]
@@ -105,3 +108,30 @@ def test_a_finished_training_that_is_started_again() -> None:
         loaded.load_weights(weights)
         loaded.fit(inputs, labels, epochs=2, initial_epoch=2, verbose=0)
         assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_copies_of_a_model() -> None:
+    """They are evaluated and saved as the model is, but train only with an optimizer of their own."""
+    batch = samples(hvd.rank())
+    for optimizer in (SGD(0.1), keras.optimizers.LossScaleOptimizer(SGD(0.1))):
+        model = compiled(hvdc.DistributedOptimizer(optimizer, hvdc.OneBit(threshold=THRESHOLD)))
+        fit(model, [hvdc.BroadcastVariables()])
+        clone = keras.models.clone_model(model)
+        clone.set_weights(model.get_weights())
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "model.keras")
+            clone.save(path)
+            loaded = hvdc.load_model(path)
+        for copied in (clone, copy.deepcopy(model), keras.models.clone_model(clone)):
+            copied.set_weights(model.get_weights())
+            assert copied.evaluate(*batch, verbose=0) == model.evaluate(*batch, verbose=0)
+            for run_eagerly in (False, True):
+                copied.run_eagerly, copied.train_function = run_eagerly, None
+                with pytest.raises(hvdc.ExchangeError, match="DistributedOptimizer of its own"):
+                    copied.train_on_batch(*batch)
+            assert _same(copied, model)
+        clone.compile(hvdc.DistributedOptimizer(SGD(0.1)), model.loss)
+        for trained in (clone, loaded):
+            fit(trained)
+            assert same_everywhere(trained.weights)
