@@ -24,6 +24,7 @@ from hvd_compress.tensorflow import Auto, Compressor
 from hvd_compress.tensorflow.collectives import called, digest
 from hvd_compress.tensorflow.native import operations
 from hvd_compress.tensorflow.slots import common_name
+from hvd_compress.tensorflow.sources import name_of
 from hvd_compress.tensorflow.variables import known_to_horovod
 
 
@@ -138,10 +139,10 @@ class Exchange:
         key = specs, tuple(map(id, variables))
         if key not in self._graphs:
             if isinstance(self.compression, Compressor):
-                self.compression.check_patterns([variable.path for variable in self.all_variables])
+                self.compression.check_patterns([name_of(v) for v in self.all_variables])
             if isinstance(self.compression, Auto):
                 pairs = [p for p in zip(variables, specs, strict=True) if self._compresses(p[1])]
-                self.compression.plan([spec for _, spec in pairs], [v.path for v, _ in pairs])
+                self.compression.plan([spec for _, spec in pairs], [name_of(v) for v, _ in pairs])
             # Traced by a thread of its own, so that no graph is around it: Keras nests functions and traces
             # them several times, and a compressor counts gradients within the outermost one. It is the
             # same function eagerly, and in the branch of tf.cond that has the accumulated gradients.
@@ -190,7 +191,7 @@ class Exchange:
         encoded = isinstance(self.compression, Compressor)
         apart = {
             f"gradient {i} of the update": f"{type(gradient).__name__} of variable {place} "
-            f"({common_name(variable.path)})"
+            f"({common_name(name_of(variable))})"
             for i, (gradient, variable, place) in enumerate(sent)
             if not encoded or isinstance(gradient, tf.IndexedSlices)
         }
@@ -230,7 +231,7 @@ class Exchange:
             return self._reduce_sparse(gradient, label)
         sent = gradient
         if isinstance(self.compression, Compressor):
-            self.compression.expect(variable, variable.path, place)
+            self.compression.expect(variable, name_of(variable), place)
         else:
             sent = _to_horovod(sent)
         reduced = hvd.allreduce(

@@ -56,13 +56,18 @@ class Source:
                 f"expected variables as sources of compressed gradients, whose residuals they tell apart, "
                 f"got {variable!r}: take gradients of other tensors with a tape without compression"
             )
-        return cls(inner, getattr(variable, "path", inner.name), **rest)
+        return cls(inner, name_of(variable), **rest)
 
 
 def tensorflow_variable(variable: Any) -> Any:
     """TensorFlow's variable, which may be inside one of Keras; None for any other object."""
     inner = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
     return inner if isinstance(inner, tf.Variable) else None
+
+
+def name_of(variable: Any) -> str:
+    """The path of a variable of Keras, or the name of one of TensorFlow."""
+    return getattr(variable, "path", variable.name)
 
 
 def source_of(gradient: tf.Tensor, count: int) -> Source:

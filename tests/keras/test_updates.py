@@ -232,6 +232,15 @@ def test_a_gradient_that_is_sparse_on_one_rank() -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
+def test_variables_of_tensorflow() -> None:
+    for compression in (None, hvdc.NoCompression(threshold=1), hvdc.Auto()):
+        variables = [tf.Variable(tf.zeros([50, 30])) for _ in range(2)]
+        optimizer = hvdc.DistributedOptimizer(SGD(1.0), compression)
+        optimizer.apply([tf.fill([50, 30], i + hvd.rank()) for i in (1.0, 2.0)], variables)
+        assert [float(v[0, 0]) for v in variables] == [-1.5, -2.5]
+
+
+@on_ranks(2, launcher="tensorflow")
 def test_missing_gradients() -> None:
     compressor = hvdc.OneBit(threshold=THRESHOLD)
     optimizer = hvdc.DistributedOptimizer(SGD(1.0), compressor)
