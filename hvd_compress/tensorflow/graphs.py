@@ -100,6 +100,11 @@ def graph_of(gradient: tf.Tensor) -> Any:
     """
     here = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or not hasattr(here, "outer_graph"):
+        if tf.config.functions_run_eagerly():
+            raise ExchangeError(
+                "expected a gradient in a graph, got tf.config.run_functions_eagerly(True), under which "
+                "Horovod makes none: leave it off where gradients are exchanged"
+            )
         raise ExchangeError(
             "expected a gradient in a tf.function, as DistributedGradientTape and DistributedOptimizer "
             "send them, got one outside of any: compress() cannot tell whose it is"

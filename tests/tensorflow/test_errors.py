@@ -240,6 +240,18 @@ def test_ranks_that_average_and_ranks_that_add_up() -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
+def test_functions_that_run_eagerly() -> None:
+    exchange = exchange_with(hvdc.OneBit(threshold=THRESHOLD), graph=False)
+    tf.config.run_functions_eagerly(True)
+    try:
+        with pytest.raises(hvdc.ExchangeError, match=r"run_functions_eagerly.True., under"):
+            exchange(targets(hvd.rank(), 0))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    exchange(targets(hvd.rank(), 0))
+
+
+@on_ranks(2, launcher="tensorflow")
 def test_what_is_no_compressor() -> None:
     """A codec, a route, or the class of a codec."""
     for given, got in ((Int8(), "the codec Int8"), (Int8, "the codec"), (Route(Int8()), "a Route")):
