@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -39,7 +40,7 @@ class Agreement:
 
     def __init__(self, collectives: Collectives, configuration: dict[str, Any]) -> None:
         self._collectives = collectives
-        self._content = agreement.serialize(configuration)
+        self._content = _serialize(configuration)
         digest = _digest(self._content, collectives.meeting)
         self._digests, self._work = collectives.all_gather(digest)
 
@@ -70,7 +71,7 @@ def compare_in_turn(line: Line, configuration: dict[str, Any], over: Over) -> No
         over: a function that any thread calls once, with None, or on every rank with an
             :class:`ExchangeError` that names the difference.
     """
-    content = agreement.serialize(configuration)
+    content = _serialize(configuration)
     asked, told = line.ticket(), line.ticket()
 
     def end(error: Exception | None) -> None:
@@ -136,6 +137,10 @@ def make_line(collectives: Collectives) -> Line:
 def forget_line(collectives: Collectives) -> None:
     """Forgets a line that may be lost, so that :func:`make_line` makes another; every rank calls it."""
     _lines.pop(collectives.group, None)
+
+
+def _serialize(configuration: dict[str, Any]) -> bytes:
+    return json.dumps(configuration, sort_keys=True).encode()
 
 
 def _digest(content: bytes, device: torch.device) -> torch.Tensor:

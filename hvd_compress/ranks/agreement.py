@@ -13,11 +13,8 @@ _SHOWN = 5
 
 
 def serialize(configuration: dict[str, Any]) -> bytes:
-    """One rank's configuration as a line of JSON, so that gathered lines can be separated.
-
-    Lines are the same exactly where no setting differs: an empty part of a configuration has none.
-    """
-    return json.dumps(_flatten(configuration), sort_keys=True).encode() + b"\n"
+    """One rank's configuration as a line of JSON, so that gathered lines can be separated."""
+    return json.dumps(configuration, sort_keys=True).encode() + b"\n"
 
 
 def check(gathered: bytes) -> None:
@@ -72,7 +69,7 @@ def _ranges(ranks: list[int]) -> str:
 def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             flat.update(_flatten(value, f"{prefix}{key} "))
         else:
             flat[prefix + key] = value

@@ -36,7 +36,7 @@ class Beginning:
         begun: the tensor on which all messages of a step depend.
         everybody: whether all ranks take part in the step, shape=(), bool.
         slots: the slots of the gradients that come back in a step, in the order of tracing.
-        beside: what the caller exchanges by other means in a step, by names for messages.
+        beside: descriptions of the gradients that the caller exchanges by other means, by name.
         digest: a variable, the digest of :attr:`slots` and :attr:`beside` when the graph runs.
         buckets: the buckets of the gradients that are encoded.
         shared: the slots of the graph if variables are looked up in each call.

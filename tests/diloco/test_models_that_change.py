@@ -99,7 +99,7 @@ def _step_in_backward(parameter: torch.Tensor) -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_steps_in_the_backward_pass_are_not_taken_for_loaded_weights() -> None:
-    """Of an optimizer whose hooks are there before DiLoCo's, or after."""
+    """The optimizer's hooks are there before DiLoCo's, or after."""
     for before in (True, False):
         model = _Model(seed=5)
 
