@@ -303,11 +303,11 @@ class CompressorBase:
         kernels = self._kernels
         if kernels.cuda is not None or kernels.later or torch.cuda.is_initialized():
             kernels.begin_step()
+        scaler = self._grad_scaler
         if not self._use.exchanged:
-            self._use.begin()
+            self._use.begin(scaler is not None or not self._router.route.feedback.enabled)
         self._last.begin()
         # Once: reading the loss scale waits for a GPU.
-        scaler = self._grad_scaler
         self._batches.loss_scale = 1.0 if scaler is None else float(scaler.get_scale())
         self._batches.begin_step()
 

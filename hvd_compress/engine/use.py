@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -14,6 +15,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from hvd_compress.engine.residuals import Changes
 from hvd_compress.ranks.use import Use
 
+_UNSCALED = (
+    "expected the GradScaler that makes the optimizer's steps as grad_scaler=, got none: residuals do not "
+    "follow its scale, and error feedback brings back too much or too little where it changes; make the "
+    "compressor with grad_scaler=scaler"
+)
 _MESSAGE = (
     "expected a step of the optimizer between two exchanges, got gradients that were set to None: if the "
     "script has thrown them away, call compressor.drop_step() on every rank, or error feedback brings them "
@@ -27,6 +33,9 @@ class TorchUse(Use):
     The ranks have trained without it if an optimizer of its parameters has made a step, and no other
     compressor exchanges the gradients of these parameters. So a second compressor, which a script makes
     only to print it or to read a state, causes no warning.
+
+    With the optimizer's first step after an exchange, it also warns of a GradScaler that the compressor
+    does not know.
 
     Args:
         name, remedy: the same as in :class:`Use`.
@@ -49,10 +58,15 @@ class TorchUse(Use):
         _compressors.add(self)
         _watch(self)
 
-    def begin(self) -> None:
-        """Notes that an exchange has begun; steps of optimizers no longer matter then."""
+    def begin(self, scaled: bool = True) -> None:
+        """Notes that an exchange has begun.
+
+        Args:
+            scaled: whether residuals follow every loss scale, or there are none.
+        """
         self.exchanged = True
-        _watchers.discard(self)
+        if scaled or not self._ids:
+            _watchers.discard(self)
 
     def watch_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Sets the parameters whose gradients are exchanged."""
@@ -65,7 +79,13 @@ class TorchUse(Use):
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after every step of an optimizer."""
-        if self.exchanged or self._suspected or self._ranks() == 1:
+        if self.exchanged:
+            if _updates(optimizer, self._ids):
+                _watchers.discard(self)
+                if _is_step_of_a_scaler():
+                    warnings.warn(_UNSCALED, UserWarning, stacklevel=2)
+            return
+        if self._suspected or self._ranks() == 1:
             return
         if self._ids and not _updates(optimizer, self._ids):
             return
@@ -169,6 +189,14 @@ def _watch_optimizers() -> None:
 def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for one in tuple(_watchers):
         one.note(optimizer)
+
+
+def _is_step_of_a_scaler() -> bool:
+    """Whether an enabled GradScaler has called the optimizer whose step is under way."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not torch.amp.GradScaler.step.__code__:
+        frame = frame.f_back
+    return frame is not None and frame.f_locals["self"].is_enabled()
 
 
 def _updates(optimizer: torch.optim.Optimizer, ids: set[int]) -> bool:

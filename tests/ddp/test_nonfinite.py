@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from unittest import mock
 
 import torch
@@ -114,6 +115,33 @@ def test_gradient_scaler_skips_the_step_everywhere() -> None:
         losses.append(loss.item())
     assert scales[5] < scales[4] and max(scales) > scales[0]
     assert losses[-1] < losses[0]
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_gradient_scaler_that_the_compressor_does_not_know() -> None:
+    """Ranks are warned at the first step, unless the scaler is disabled or there are no residuals."""
+    known = torch.amp.GradScaler(DEVICE.type)
+    for scaler, feedback, options, warned in (
+        (torch.amp.GradScaler(DEVICE.type), ErrorFeedback(), {}, 1),
+        (torch.amp.GradScaler(DEVICE.type), ErrorFeedback(0.0), {}, 0),
+        (torch.amp.GradScaler(DEVICE.type, enabled=False), ErrorFeedback(), {}, 0),
+        (known, ErrorFeedback(), {"grad_scaler": known}, 0),
+    ):
+        ddp, _ = distributed(torch.nn.Linear(40, 40), OneBit(), feedback, threshold=100, **options)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        other = torch.nn.Linear(2, 2)  # Another scaler's steps are no reason.
+        with warnings.catch_warnings(record=True) as told:
+            for _ in range(2):
+                apart, its = torch.amp.GradScaler(DEVICE.type), torch.optim.SGD(other.parameters())
+                apart.scale(other(torch.ones(2)).sum()).backward()
+                apart.step(its)
+                scaler.scale(ddp(torch.ones(40)).sum()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        assert (
+            sum("make the compressor with grad_scaler=" in str(one.message) for one in told)
+            == warned
+        )
 
 
 @on_ranks(2, launcher="torchrun")

@@ -6,6 +6,7 @@ import math
 from unittest import mock
 
 import horovod.torch as hvd
+import pytest
 import torch
 
 import hvd_compress.torch as hvdc
@@ -45,6 +46,20 @@ def test_gradient_scaler_skips_the_step_everywhere() -> None:
         losses.append(loss.item())
     assert scales[5] < scales[4] and max(scales) > scales[0]
     assert losses[-1] < losses[0]
+
+
+@on_ranks(2)
+def test_a_gradient_scaler_that_the_compressor_does_not_know() -> None:
+    model = torch.nn.Linear(40, 40)
+    compressor = hvdc.OneBit(model, threshold=0)
+    optimizer, scaler = distributed(model, compressor), torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(40)).sum()).backward()
+    optimizer.synchronize()
+    with (
+        optimizer.skip_synchronize(),
+        pytest.warns(UserWarning, match="make the compressor with grad_scaler=scaler"),
+    ):
+        scaler.step(optimizer)
 
 
 @on_ranks(2)
