@@ -305,7 +305,8 @@ class CompressorBase:
             kernels.begin_step()
         scaler = self._grad_scaler
         if not self._use.exchanged:
-            self._use.begin(scaler is not None or not self._router.route.feedback.enabled)
+            kept = any(route.feedback.enabled for route in self._router.encoding)
+            self._use.begin(scaled=scaler is not None or not kept)
         self._last.begin()
         # Once: reading the loss scale waits for a GPU.
         self._batches.loss_scale = 1.0 if scaler is None else float(scaler.get_scale())

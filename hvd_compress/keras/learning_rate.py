@@ -67,7 +67,10 @@ class LearningRateSchedule(keras.callbacks.Callback):
         """Checks that the number of batches is known, and notes how the rates of parts compare."""
         self._steps()
         rates = self._rates()
-        self._ratios = [rate / max(rates) if max(rates) else 1.0 for rate in rates]
+        if max(rates):  # A schedule that has come to 0 says nothing about the next training.
+            self._ratios = [rate / max(rates) for rate in rates]
+        elif len(self._ratios) != len(rates):
+            self._ratios = [1.0] * len(rates)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Sets the rate of the epoch."""

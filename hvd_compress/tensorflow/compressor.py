@@ -259,8 +259,7 @@ class Compressor(tf.Module, HorovodCompressor):
         """Begins a step in the current graph, for callers that exchange other gradients in the same step.
 
         Args:
-            beside: descriptions of what the caller exchanges without this compressor, by names for
-                messages.
+            beside: descriptions of what the caller exchanges without this compressor, by name.
 
         Returns:
             A tensor, shape=(1,), float32, on which that exchange has to depend: it is an error on every

@@ -124,6 +124,12 @@ def test_a_gradient_scaler_that_the_compressor_does_not_know() -> None:
     for scaler, feedback, options, warned in (
         (torch.amp.GradScaler(DEVICE.type), ErrorFeedback(), {}, 1),
         (torch.amp.GradScaler(DEVICE.type), ErrorFeedback(0.0), {}, 0),
+        (
+            torch.amp.GradScaler(DEVICE.type),
+            ErrorFeedback(0.0),
+            {"layers": {"weight": OneBit()}},
+            1,
+        ),
         (torch.amp.GradScaler(DEVICE.type, enabled=False), ErrorFeedback(), {}, 0),
         (known, ErrorFeedback(), {"grad_scaler": known}, 0),
     ):

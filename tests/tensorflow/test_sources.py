@@ -259,9 +259,9 @@ def test_compressors_that_are_made_for_one_step_each() -> None:
         for _ in range(4):
             _exchange(kept, graph=False)([ones], [b])
             _exchange(hvdc.Int8(threshold=0), graph=False)([ones], [a])
-        for _ in range(2):
+        for _ in range(3):
             _exchange(hvdc.OneBit(threshold=0), graph=False)([ones], [a])
-    with pytest.warns(UserWarning, match=r"got a third one for a:0 after two .* before the loop"):
+    with pytest.warns(UserWarning, match=r"got a fourth one for a:0 after three .* before the lo"):
         _exchange(hvdc.OneBit(threshold=0), graph=False)([ones], [a])
 
 
