@@ -115,9 +115,7 @@ class _Saved(keras.optimizers.Optimizer):
     _exchange: Exchange
     _stock: type[keras.optimizers.Optimizer]
     _scaled: bool  # Whether a LossScaleOptimizer around it exchanges its flags.
-    _updates_before: (
-        float  # Those that it had made when it was distributed; inf if none was traced.
-    )
+    _updates_before: float  # When it was distributed; inf if nothing can have been traced by then.
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         if not self._scaled:

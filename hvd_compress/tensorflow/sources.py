@@ -130,9 +130,8 @@ def _note_compressor(variable: Any, slot: Slot) -> None:
         thrown = before + 1 if earlier is None or int(earlier.exchanges) == 1 else 0
     there = weakref.ref(variable, lambda _: _latest.pop(key, None))
     _latest[key] = there, weakref.ref(slot), thrown
-    if (
-        thrown == 3
-    ):  # Fewer may be those of optimizers that share the variable, in their first step.
+    # Fewer may belong to optimizers that share the variable, in their first step.
+    if thrown == 3:
         warnings.warn(
             f"expected one compressor for all steps, got a fourth one for {variable.name} after three that "
             f"exchanged one gradient each: what they have not sent is lost; make a compressor once, before "
