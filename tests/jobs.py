@@ -130,6 +130,10 @@ def forked(launcher: str, program: str, *arguments: str) -> list[str]:
     return fork_server(modules, ()).command(program, *arguments)
 
 
+class Leave(SystemExit):
+    """Raised in a test's body, ends a rank whose part has passed, while the others go on."""
+
+
 class _ForkServer:
     """A server of :mod:`tests.fork_server` that lives until this process ends.
 

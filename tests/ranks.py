@@ -11,6 +11,7 @@ import datetime
 import importlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
@@ -56,8 +57,8 @@ def on_ranks(
 
 def start(
     launcher: str, timeout: datetime.timedelta | None = None
-) -> tuple[int, Callable[[], None]]:
-    """Initializes the framework; returns this rank's number and a barrier among all ranks.
+) -> tuple[int, int, Callable[[], None]]:
+    """Initializes the framework; returns this rank's number, the number of ranks, and their barrier.
 
     Args:
         launcher: a key of :data:`tests.jobs.LAUNCHERS`.
@@ -67,7 +68,7 @@ def start(
         import horovod.torch as hvd
 
         hvd.init()
-        return hvd.rank(), hvd.barrier
+        return hvd.rank(), hvd.size(), hvd.barrier
     if launcher.startswith("tensorflow"):
         import horovod.tensorflow as hvd_tensorflow
         import tensorflow as tf
@@ -77,13 +78,14 @@ def start(
 
             emulated.plug_in()
         hvd_tensorflow.init()
-        return hvd_tensorflow.rank(), lambda: hvd_tensorflow.allreduce(tf.zeros(1), name="barrier")
+        rank, size = hvd_tensorflow.rank(), hvd_tensorflow.size()
+        return rank, size, lambda: hvd_tensorflow.allreduce(tf.zeros(1), name="barrier")
     import torch.distributed as dist
 
     if launcher == "two nodes":
         _take_places_on_two_nodes(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     dist.init_process_group(_backend(int(os.environ["WORLD_SIZE"])), timeout=timeout)
-    return dist.get_rank(), dist.barrier
+    return dist.get_rank(), dist.get_world_size(), dist.barrier
 
 
 def _backend(ranks: int) -> str:
@@ -125,7 +127,7 @@ def _main(launcher: str, folder: str, *names: str) -> None:
     for_torch = not launcher.startswith("tensorflow")
     if for_torch and device.TYPE != "cpu":
         _use_device()
-    rank, barrier = start(launcher)
+    rank, ranks, barrier = start(launcher)
     if for_torch:
         import torch
 
@@ -133,15 +135,21 @@ def _main(launcher: str, folder: str, *names: str) -> None:
     for name in names:
         module, _, function = name.partition(":")
         test = getattr(importlib.import_module(module), function)
-        path = jobs.outcome(folder, name, rank)
+        paths = [jobs.outcome(folder, name, one) for one in range(ranks)]
         try:
             test.body()
+        except jobs.Leave:
+            _write(paths[rank], jobs.PASSED)
+            raise
         except BaseException:
-            _write(path, traceback.format_exc())
+            _write(paths[rank], traceback.format_exc())
             raise  # In a further test, this rank's collectives would not match those of the others.
-        _write(path, jobs.PASSED)
+        _write(paths[rank], jobs.PASSED)
         if test.shared_kind is not None:
-            barrier()  # A rank that left early would close its connections to the others.
+            barrier()  # What the test has left in progress ends before the next one.
+        # A rank that left early would close its connections to the others.
+        while not all(path.exists() for path in paths):
+            time.sleep(0.002)
 
 
 def _write(path: os.PathLike[str], text: str) -> None:

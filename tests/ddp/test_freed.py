@@ -25,7 +25,6 @@ def test_a_dropped_compressor_of_a_model() -> None:
         return [compressor, *ddp.parameters(), *(one["residual"] for one in kept)]
 
     assert_freed(make)
-    dist.barrier()
 
 
 @on_ranks(2, launcher="torchrun")
@@ -37,7 +36,6 @@ def test_a_dropped_compressor_of_an_all_reduce() -> None:
         return [compressor, compressor.state_dict()["tensors"]["a"]["residual"]]
 
     assert_freed(make)
-    dist.barrier()
 
 
 @on_ranks(3, launcher="torchrun", alone=True)  # Others make groups of some ranks, too.
@@ -53,4 +51,3 @@ def test_groups_of_some_ranks_are_named_alike_after_others_were_freed() -> None:
             of_all_reduce.all_reduce(torch.randn(3000), compressor, key="a")
             if dist.get_rank() == 0:
                 kept.append(compressor)
-    dist.barrier()

@@ -85,7 +85,6 @@ def test_a_length_beyond_all_bounds_is_an_error_on_every_rank() -> None:
             _claim(ranks, 1 << 62)
         else:
             _refused(call, "expected messages of at most")
-    dist.barrier()
 
 
 @on_ranks(2, launcher="torchrun")

@@ -51,7 +51,7 @@ def main(frontend: str, exchange: str, fault: str, folder: str) -> None:
     row = frontends.load(frontend)
     timeout = None if does.timeout is None else datetime.timedelta(seconds=does.timeout)
     launcher = row.launcher_of_hosts if case.hosts else row.launcher
-    rank, _ = ranks.start(launcher, timeout)
+    rank, *_ = ranks.start(launcher, timeout)
     log = Log(Path(folder, str(rank)))
     try:
         with memory.scarce(case) if fault == "memory" else nullcontext(_nothing) as end:

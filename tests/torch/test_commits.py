@@ -116,7 +116,6 @@ def test_a_rank_that_is_lost() -> None:
         assert_identical_on_all_ranks(training.model)
         counters = training.compressor.counters
         assert counters.message_bytes < 0.1 * counters.uncompressed_bytes
-    hvd.barrier()
 
 
 @on_ranks(2, alone=True)
@@ -169,7 +168,6 @@ def test_the_scaler_is_the_one_that_the_state_has() -> None:
     state.scaler = None
     training.run(1)
     assert {slot.residual_scale for slot in kept} == {1.0}
-    hvd.barrier()
 
 
 @on_ranks(3, alone=True)
@@ -294,7 +292,6 @@ def test_a_process_set_does_not_outlive_a_reset() -> None:
     compressor = hvdc.OneBit(model, process_set=chosen, name="of some ranks")
     with pytest.raises(ValueError, match="expected a compressor with process_set=None"):
         TorchState(model, compressor=compressor)
-    hvd.barrier()
 
 
 @on_ranks(2)

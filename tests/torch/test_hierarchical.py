@@ -67,7 +67,6 @@ def test_an_altered_payload() -> None:
     watch(compressor, result=flip_a_bit)
     with pytest.raises(hvdc.PayloadError, match="a: rank 3's payload: expected check"):
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), 1))
-    hvd.barrier()  # A rank that leaves early would take Horovod with it.
 
 
 @on_ranks(4, launcher="two hosts", environment=DYNAMIC, alone=True)
