@@ -13,7 +13,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --constraint constraints.txt
+# Most of the modules that come along are never imported. The others are compiled then, and that is kept,
+# or else each rank would compile them.
+unexport PYTHONDONTWRITEBYTECODE
+INSTALL := $(PIP) install --no-compile --constraint constraints.txt
 # The editable install builds with the environment's own setuptools: quick, and no download.
 INSTALL_SELF := $(INSTALL) --no-build-isolation --editable
 STAMPS := $(VENV)/.stamps
