@@ -4,8 +4,9 @@ For that check, the stock ``horovodrun`` imports TensorFlow, which takes longer 
 Without Gloo, the ranks fail at their start.
 """
 
-from horovod.runner import launch
-
 if __name__ == "__main__":
+    # Here, because each rank's middleman imports this module, too, but needs none of it.
+    from horovod.runner import launch
+
     launch.gloo_built = lambda verbose=False: True
     launch.run_commandline()
