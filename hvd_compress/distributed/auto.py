@@ -24,24 +24,17 @@ from hvd_compress.process_group.auto import DEFAULT_EXCHANGES, GroupPlanning
 class Auto(GroupPlanning, Compressor):
     """Measures the network and the codecs, and sends each tensor in the way that makes steps shortest.
 
-    A step is all calls of ``all_reduce`` until a key comes again: one call, if it always has the same keys,
-    or several. There is one plan for all keys. In the first steps, a few short messages and encodings are
-    timed, the cost of every plan is predicted, and the best plans are tried for a few steps each, no
-    compression always among them (:mod:`hvd_compress.planner`). The fastest plan stays, until the network
-    changes or a call has a new key. All ranks decide the same.
+    For how it decides, see :class:`~hvd_compress.engine.auto.Planning` and ``docs/planner.md``. A step is
+    all calls of ``all_reduce`` until a key comes again: one call, if it always has the same keys, or
+    several. There is one plan for all keys, which stays until the network changes or a call has a new key.
 
     Ranks measure, and change plans, at the beginning of the call in which a key comes again. While no plan
     is decided, that call waits for the other ranks and for all earlier calls, even with ``async_op=True``.
 
-    A change of plan loses nothing: what an earlier codec has not sent is added to the next tensor.
-
     Args:
-        codecs: the encodings to choose from, besides none: codecs, :class:`~hvd_compress.Route` objects or
-            names of codecs.
-        exchanges: the exchanges to choose from; those that cannot be used here are left out.
+        codecs, exchanges: see :class:`~hvd_compress.engine.auto.Planning`.
         options: ``threshold``, ``exclude``, ``warmup_steps``, ``seed``, ``process_group``, ``grad_scaler``
-            and ``threads``, as for :class:`Compressor`. Nothing is measured in the ``warmup_steps``, in
-            which tensors travel uncompressed.
+            and ``threads``, as for :class:`Compressor`.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".

@@ -27,8 +27,20 @@ from hvd_compress.planner.probing import Prober
 class Planning(CompressorBase, ABC):
     """The base of a frontend's ``Auto``, listed before the frontend's ``Compressor``.
 
+    In the first steps, a few short messages and encodings are timed, the cost of every plan is predicted,
+    and the best plans are tried for a few steps each, no compression always among them
+    (:mod:`hvd_compress.planner`). The fastest plan stays, until the network changes. All ranks decide the
+    same. A change of plan loses nothing: what an earlier codec has not sent is added to the next gradient.
+
     The frontend calls :meth:`_plan` when it has joined the ranks and knows its tensors, and
     :meth:`_step_ended` at a place that all ranks reach while no gradient is being exchanged.
+
+    Args:
+        codecs: the encodings to choose from, besides none: codecs, :class:`~hvd_compress.Route` objects or
+            names of codecs.
+        exchanges: the exchanges to choose from; those that cannot be used here are left out.
+        options: those of the frontend's ``Compressor``, except for ``chosen``. Nothing is measured in the
+            ``warmup_steps``, in which gradients travel uncompressed.
 
     Attributes:
         chosen: the arguments of the compressor that the planner chooses, and that ``Auto`` does not take.

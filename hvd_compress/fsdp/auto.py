@@ -22,23 +22,16 @@ from hvd_compress.process_group.auto import DEFAULT_EXCHANGES, GroupPlanning
 class Auto(GroupPlanning, Compressor):
     """Measures the network and the codecs, and sends each gradient in the way that makes steps shortest.
 
-    In the first steps, a few short messages and encodings are timed, the cost of every plan is predicted,
-    and the best plans are tried for a few steps each, no compression always among them
-    (:mod:`hvd_compress.planner`). The fastest plan stays, until the network changes. All ranks of the mesh
-    decide the same: the slowest one counts, whatever its shards are. A parameter has one route on all
-    ranks; a rank whose shard is too small for the route sends that shard uncompressed.
-
-    A change of plan loses no gradient: what an earlier codec has not sent is added to the next gradient.
+    For how it decides, see :class:`~hvd_compress.engine.auto.Planning` and ``docs/planner.md``. All ranks
+    of the mesh decide together: the slowest one counts, whatever its shards are. A parameter has one route
+    on all ranks; a rank whose shard is too small for the route sends that shard uncompressed.
 
     Args:
         model: the same as in :class:`Compressor`.
-        codecs: the encodings to choose from, besides none: codecs, :class:`~hvd_compress.Route` objects or
-            names of codecs.
-        exchanges: the exchanges to choose from, all but ``"hierarchical"``; those that cannot be used here
-            are left out.
+        codecs, exchanges: see :class:`~hvd_compress.engine.auto.Planning`; all exchanges but
+            ``"hierarchical"`` can be chosen from.
         options: ``mesh``, ``process_group``, ``threshold``, ``exclude``, ``warmup_steps``, ``seed``,
-            ``grad_scaler`` and ``threads``, as for :class:`Compressor`. Nothing is measured in the
-            ``warmup_steps``, in which gradients travel uncompressed.
+            ``grad_scaler`` and ``threads``, as for :class:`Compressor`.
 
     Raises:
         TypeError, ValueError, ExchangeError, NotImplementedError: the same as from :class:`Compressor`.
