@@ -212,12 +212,7 @@ class Compressor(RebindingCompressor):
     def set_codec(self, codec: Codec | Route | str | None, layers: str = "*") -> None:
         """Changes the codec between two calls; every rank has to make the same change.
 
-        A residual that the new codec does not carry on is added to the next tensor, so nothing is lost.
-
-        Args:
-            codec: the new codec, a :class:`~hvd_compress.Route`, a codec's name, or None for uncompressed.
-            layers: a pattern of the keys to change, including keys of later calls; thresholds and
-                exclusions stay in force.
+        For the rest, see :meth:`.CompressorBase.set_codec`; ``layers`` also applies to keys of later calls.
 
         Raises:
             ExchangeError: tensors are being exchanged, or there was no call yet.
@@ -232,30 +227,13 @@ class Compressor(RebindingCompressor):
     def drop_step(self) -> None:
         """Undoes the last call of ``all_reduce`` for all of its tensors; every rank has to call it.
 
-        The residuals of these tensors, those of parts that this rank owns, and the state of an owner step
-        become what they were before that call, bit for bit. Otherwise, error feedback would add the
-        discarded values to later calls. Positions in the noise still advance, and the call still counts
-        for the warm-up. If some rank has not called this method, the next ``all_reduce`` raises an error on
-        all ranks.
-
-        Nothing changes if there was no call yet, or if the last call was already dropped, by an earlier
-        ``drop_step()`` or on all ranks for an Inf or a NaN.
-
-        Raises:
-            ExchangeError: tensors are being exchanged; or a state was loaded, or :meth:`rebind` was called,
-                since the last call of ``all_reduce``.
+        For the rest, see :meth:`.CompressorBase.drop_step`. If some rank has not called this method, the
+        next ``all_reduce`` raises an error on all ranks.
         """
         super().drop_step()
         self._dropped += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals, noise positions and owned parts, by key; every rank saves its own state.
-
-        Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy preserves their values.
-
-        Raises:
-            ExchangeError: tensors are being exchanged.
-        """
         self._expect_idle("state_dict")
         return {**super().state_dict(), "keys": self._keys.kinds, "member": self._member}
 
@@ -277,15 +255,6 @@ class Compressor(RebindingCompressor):
             self._routed.clear()
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
-        """Continues from the states of all ranks of a job of another size; nothing unsent is lost.
-
-        Args:
-            states: the results of :meth:`state_dict` on all former ranks, in rank order.
-
-        Raises:
-            ValueError: these are not the states of all ranks of one step, or have other tensors.
-            ExchangeError: tensors are being exchanged, or there is no process group.
-        """
         self._expect_idle("load_resized")
         states = list(states)
         self._bind()

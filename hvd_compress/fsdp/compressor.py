@@ -129,9 +129,8 @@ class Compressor(ProcessGroupCompressor):
             unit.module.set_all_reduce_hook(functools.partial(self._reduce, number, unit))
 
     def __getstate__(self) -> dict[str, Any]:
-        return CompressorBase.__getstate__(
-            self
-        )  # FSDP2's modules hold it, and are not copied either.
+        # FSDP2's modules hold it, and are not copied either.
+        return CompressorBase.__getstate__(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Residuals, noise positions and owned parts of this rank's shards; every rank saves its own.
