@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import hvd_compress.codecs as codecs
 from hvd_compress.codecs.calls import guard
@@ -78,6 +78,8 @@ class ECQ(Compressor):
     The same as ``Compressor(hvd_compress.ECQ(...), ...)``; codec fields are passed by name.
     """
 
+    _codec: ClassVar[type[codecs.ECQ]] = codecs.ECQ
+
     def __init__(
         self,
         *,
@@ -88,27 +90,16 @@ class ECQ(Compressor):
         rotate: bool = codecs.ECQ.rotate,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(codecs.ECQ(levels, norm, bucket, coding, rotate), **options)
+        super().__init__(self._codec(levels, norm, bucket, coding, rotate), **options)
 
 
-@guard
-class QSGD(Compressor):
+class QSGD(ECQ):
     """QSGD, quantization without error feedback (Alistarh et al., 2017).
 
     The same as ``Compressor(hvd_compress.QSGD(...), ...)``; codec fields are passed by name.
     """
 
-    def __init__(
-        self,
-        *,
-        levels: int = codecs.QSGD.levels,
-        norm: Literal["l2", "linf"] = codecs.QSGD.norm,
-        bucket: int | Literal["tensor"] = codecs.QSGD.bucket,
-        coding: Literal["plain", "entropy"] = codecs.QSGD.coding,
-        rotate: bool = codecs.QSGD.rotate,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(codecs.QSGD(levels, norm, bucket, coding, rotate), **options)
+    _codec = codecs.QSGD
 
 
 @guard
