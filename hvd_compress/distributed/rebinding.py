@@ -11,11 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_compress.codecs.base import as_matrix
 from hvd_compress.distributed.keys import Keys, kind_of
 from hvd_compress.distributed.places import Norms, Place, Positions, check_lost, together
-from hvd_compress.engine.residuals import in_place, transpose
-from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
+from hvd_compress.engine.residuals import Owned
+from hvd_compress.engine.state import begin_with, own_part, restore, snapshot, unsent
 from hvd_compress.engine.state_checks import check
 from hvd_compress.process_group.agreement import forget_line
 from hvd_compress.process_group.collectives import Collectives
@@ -55,9 +54,7 @@ def owed_everywhere(owned: Mapping[str, Any], shape: Sequence[int]) -> torch.Ten
 
     The result is in float32.
     """
-    part = owned["residual"].float()
-    whole = in_place(part, owned["begin"], tuple(shape), owned["transposed"])
-    return whole.view(tuple(shape))
+    return Owned(**owned).spread(tuple(shape), 1.0).view(tuple(shape))
 
 
 def owned_of(whole: torch.Tensor | None, cut: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,10 +66,7 @@ def owned_of(whole: torch.Tensor | None, cut: Mapping[str, Any]) -> dict[str, An
     """
     residual = None
     if whole is not None:
-        ordered = (
-            transpose(whole, as_matrix(whole.shape)) if cut["transposed"] else whole.reshape(-1)
-        )
-        residual = ordered[cut["begin"] : cut["end"]].clone()
+        residual = own_part(whole.reshape(-1), whole.shape, Owned(**cut))
     return {**cut, "residual": residual, "state": {}}
 
 

@@ -150,6 +150,12 @@ def unsent(saved: dict[str, Any], shape: Shape) -> torch.Tensor:
     return total
 
 
+def own_part(whole: torch.Tensor, shape: Shape, owned: Owned) -> torch.Tensor:
+    """A copy of a rank's part of numbers that are in the order of the gradient, shape=(n,)."""
+    ordered = transpose(whole, as_matrix(shape)) if owned.transposed else whole
+    return ordered[owned.begin : owned.end].clone()
+
+
 def begin_with(slot: Slot, residual: torch.Tensor | None) -> None:
     """Sets the state with which a rank begins among other ranks: a residual, and no part that it owns.
 
@@ -183,7 +189,7 @@ def _resized(
             sums += part.spread(shape, share).cpu()
     if owned is not None:
         owned.residual_scale = scale
-        owned.residual = None if sums is None else _part(sums, shape, owned)
+        owned.residual = None if sums is None else own_part(sums, shape, owned)
         owned.state = _cut_anew(parts, shape, owned)
     elif sums is not None:
         residual = sums if residual is None else residual + sums
@@ -192,12 +198,6 @@ def _resized(
         "residual": residual,
         "owned": None if owned is None else _as_dict(owned),
     }
-
-
-def _part(whole: torch.Tensor, shape: Shape, owned: Owned) -> torch.Tensor:
-    """A rank's part of numbers that are in the order of the gradient."""
-    ordered = transpose(whole, as_matrix(shape)) if owned.transposed else whole
-    return ordered[owned.begin : owned.end].clone()
 
 
 def _cut_anew(parts: list[Owned], shape: Shape, owned: Owned) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def _cut_anew(parts: list[Owned], shape: Shape, owned: Owned) -> dict[str, Any]:
                 continue
             placed = in_place(value.cpu(), part.begin, shape, part.transposed)
             whole[key] = whole[key] + placed if key in whole else placed
-    return state | {key: _part(value, shape, owned) for key, value in whole.items()}
+    return state | {key: own_part(value, shape, owned) for key, value in whole.items()}
 
 
 def _as_dict(owned: Owned) -> dict[str, Any]:
