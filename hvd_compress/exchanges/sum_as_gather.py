@@ -7,19 +7,8 @@ once; in a gather of long messages, one rank often waits until it has received t
 
 from __future__ import annotations
 
-import math
-
 LONG = 2**19
 """The bytes of the shortest long message: a socket's buffers hold shorter ones, and no rank waits."""
-
-
-def shortest(size: int) -> float:
-    """The bytes of the shortest message that ranks gather as a sum, if its length is a multiple of 4.
-
-    Args:
-        size: the number of ranks.
-    """
-    return LONG if size == 2 else math.inf
 
 
 def as_sum(size: int, length: int) -> bool:
@@ -29,4 +18,4 @@ def as_sum(size: int, length: int) -> bool:
         size: the number of ranks.
         length: the bytes of every rank's message.
     """
-    return length >= shortest(size) and length % 4 == 0
+    return size == 2 and length >= LONG and length % 4 == 0

@@ -107,7 +107,6 @@ class Collectives:
         self._process_set = process_sets.registered(hvd, process_set)
         self._prefix = prefix
         self.rank, self.size = self.place
-        self._long = sum_as_gather.shortest(self.size)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -141,8 +140,7 @@ class Collectives:
             full = f"{self._prefix}.{name}"
             number = self._enqueue(hvd.alltoall_async, message, splits, full)
             return Handle(number, name, self.size, collective.sizes[self.rank])
-        length = message.numel()
-        if length >= self._long and message.is_cpu and sum_as_gather.as_sum(self.size, length):
+        if message.is_cpu and sum_as_gather.as_sum(self.size, message.numel()):
             own = message.view(torch.int32)
             return Handle(self.all_reduce(own, name).number, name, own=own, rank=self.rank)
         gather = self.all_gather(message, name)
