@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -110,32 +110,19 @@ def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> 
     return codec.from_levels(total, norms) * np.float32(scale)
 
 
-class LevelPiece(NamedTuple):
-    """A gradient as levels that ranks add.
-
-    Attributes:
-        bits: the number of bits in a lane.
-        norm_offset: the offset of the gradient's norms in the message of norms, in float32 numbers.
-        word_offset: the offset of the gradient's levels in the message of levels, in words of 4 bytes.
-    """
-
-    bits: int
-    norm_offset: int
-    word_offset: int
-
-
 @dataclass(frozen=True)
 class LevelLayout:
     """A bucket's two messages in an integer sum.
 
     Attributes:
-        pieces: one piece per gradient.
+        pieces: for each gradient, the bits of a lane, the offset of its norms in the message of norms, in
+            float32 numbers, and that of its levels in the message of levels, in words of 4 bytes.
         norms: the number of float32 numbers in the message of norms; the last ones, one per gradient, are
             flags.
         words: the number of words in the message of levels; the last two count the ranks and check the sum.
     """
 
-    pieces: tuple[LevelPiece, ...]
+    pieces: tuple[tuple[int, int, int], ...]
     norms: int
     words: int
 
@@ -148,7 +135,7 @@ def layout(members: Sequence[Member], size: int) -> LevelLayout:
         codec = member.codec
         assert isinstance(codec, LevelCodec)
         bits = bits_of(codec, size)
-        pieces.append(LevelPiece(bits, norm_offset, word_offset))
+        pieces.append((bits, norm_offset, word_offset))
         norm_offset += codec.layout(member.shape).scales
         word_offset += codec.level_words(member.shape, bits)
     return LevelLayout(tuple(pieces), norm_offset + len(members), word_offset + EXTRA_WORDS)
