@@ -24,6 +24,7 @@ from hvd_compress.codecs import (
     read_header,
 )
 from hvd_compress.codecs.base import Shape, round_up
+from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.payload import FLAG_NONFINITE, open_payload
 from hvd_compress.codecs.registry import check_class
 from hvd_compress.kernels.reference import ReferenceKernels, dequantize, quantize
@@ -54,7 +55,6 @@ chunks of sums."""
 _EPS = 2.0**-24
 """Half a unit in the last place of 1: the relative error of one float32 operation."""
 
-_OFF = ErrorFeedback(alpha=0.0)
 _ON = (ErrorFeedback(1.0, 1.0), ErrorFeedback(0.37, 0.83))
 _ODDS = math.log(4 / 5.7e-7)
 """The logarithm for a two-sided test at 5 sigma."""
@@ -306,7 +306,7 @@ def _encode(
     codec: Codec,
     shape: Shape,
     gradient: np.ndarray,
-    feedback: ErrorFeedback = _OFF,
+    feedback: ErrorFeedback = OFF,
     residual: np.ndarray | None = None,
     step: int = 0,
     filler: int = 0xAA,

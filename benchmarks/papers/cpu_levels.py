@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
+from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.checks import check_threads
 from hvd_compress.codecs.packing import lane_bits
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch, LevelEntry
-from hvd_compress.kernels.native import Shape
 
 
 class CpuLevels:

@@ -8,7 +8,8 @@ import numpy as np
 
 from benchmarks.papers.cpu_levels import CpuLevels
 from benchmarks.papers.lanes import unpack_levels
-from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
+from hvd_compress.codecs import Codec, LevelCodec, NoiseKey
+from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.reference import Arithmetic
 from hvd_compress.kernels.cpu import CpuKernels
 
@@ -16,7 +17,6 @@ Watch = Callable[[Codec, tuple[int, ...], NoiseKey, np.ndarray], None]
 """A function of the codec, the tensor's shape, its position in the noise, and the payload, shape=(bytes,),
 uint8."""
 
-_OFF = ErrorFeedback(alpha=0.0)
 _LANE = 16
 """The bits of a lane that holds one rank's level."""
 
@@ -38,7 +38,7 @@ class Native(Arithmetic):
         self, codec: Codec, shape: tuple[int, ...], x: np.ndarray, noise: NoiseKey
     ) -> np.ndarray:
         payload = np.empty((1, codec.payload_bytes(shape)), np.uint8)
-        self._kernels.encode(codec, shape, x, payload[0], feedback=_OFF, residual=None, noise=noise)
+        self._kernels.encode(codec, shape, x, payload[0], feedback=OFF, residual=None, noise=noise)
         if self._watch is not None:
             self._watch(codec, shape, noise, payload[0])
         decoded = np.empty(x.size, np.float32)
@@ -47,7 +47,7 @@ class Native(Arithmetic):
 
     def norms(self, codec: LevelCodec, x: np.ndarray) -> np.ndarray:
         norms = np.empty(codec.layout(x.shape).scales, np.float32)
-        self._levels.norms(codec, x.shape, x, norms, feedback=_OFF, residual=None)
+        self._levels.norms(codec, x.shape, x, norms, feedback=OFF, residual=None)
         return norms
 
     def to_levels(
@@ -61,7 +61,7 @@ class Native(Arithmetic):
             norms,
             words,
             bits=_LANE,
-            feedback=_OFF,
+            feedback=OFF,
             residual=None,
             noise=noise,
         )

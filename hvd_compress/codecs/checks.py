@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 TILE = 64
-"""The number of elements in a tile of noise or bit planes; contiguous groups are multiples of it."""
+"""The number of elements in a tile of noise (sixteen counters, with four words each) or of bit planes (for
+each, a little-endian 64-bit word); contiguous groups are multiples of it."""
 
 MAX_GROUP = 65536
 """The size of the largest contiguous group in elements; for anything larger, there is ``"tensor"``."""

@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hvd_compress.codecs.checks import TILE
+
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 7
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-
-TILE = 64
-"""The number of elements that sixteen neighbouring counters serve, with four words each."""
 
 
 @dataclass(frozen=True)

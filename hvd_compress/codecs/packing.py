@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-PLANE_TILE = 64
-"""The number of elements in a tile of bit planes: each plane of a tile is a little-endian 64-bit word."""
+from hvd_compress.codecs.checks import TILE
 
 
 def plane_bytes(count: int, bits: int) -> int:
     """The bytes that ``count`` codes of ``bits`` bits take as bit planes, with the last tile padded."""
-    return -(-count // PLANE_TILE) * 8 * bits
+    return -(-count // TILE) * 8 * bits
 
 
 def pack_planes(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -29,10 +28,10 @@ def pack_planes(codes: np.ndarray, bits: int) -> np.ndarray:
         ``bits`` words of 8 bytes, the least significant plane first; within a word, element ``e`` of
         the tile is bit ``e``. Bits past the last element are 0.
     """
-    tiles = -(-codes.size // PLANE_TILE)
-    padded = np.zeros(tiles * PLANE_TILE, np.uint8)
+    tiles = -(-codes.size // TILE)
+    padded = np.zeros(tiles * TILE, np.uint8)
     padded[: codes.size] = codes
-    planes = padded.reshape(tiles, 1, PLANE_TILE) >> np.arange(bits, dtype=np.uint8)[:, None] & 1
+    planes = padded.reshape(tiles, 1, TILE) >> np.arange(bits, dtype=np.uint8)[:, None] & 1
     return np.packbits(planes, axis=-1, bitorder="little").reshape(-1)
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET, open_payload
 from hvd_compress.kernels.cpu_arrays import as_numpy, check_lengths, check_message
 from hvd_compress.kernels.interface import Batch, Kernels, Sender
-from hvd_compress.kernels.native import Shape
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hvd_compress.codecs import BF16, Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.checks import check_threads
 from hvd_compress.kernels.batch import altered_payload
 from hvd_compress.kernels.cpu_arrays import (
@@ -25,7 +26,6 @@ from hvd_compress.kernels.native import (
     DTYPES,
     KernelError,
     Noise,
-    Shape,
     Tensor,
     dtype_of,
     noise_of,

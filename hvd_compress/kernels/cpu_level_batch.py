@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
+from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.checks import check_threads
 from hvd_compress.kernels.batch import Arrays, check_places
 from hvd_compress.kernels.cpu_arrays import TensorTable, check_lengths, pointer_to, size_of
 from hvd_compress.kernels.cpu_library import load, spec_pointer
-from hvd_compress.kernels.native import KernelError, Shape
+from hvd_compress.kernels.native import KernelError
 
 
 @dataclass(frozen=True)

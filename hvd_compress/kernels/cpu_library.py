@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from hvd_compress.codecs import Codec
+from hvd_compress.codecs.base import Shape
 from hvd_compress.kernels.native import (
     F32,
     FOLDER,
@@ -15,7 +16,6 @@ from hvd_compress.kernels.native import (
     I64,
     KernelError,
     P,
-    Shape,
     Signatures,
     open_library,
     spec_of,

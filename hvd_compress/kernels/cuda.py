@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs.base import Shape
 from hvd_compress.kernels import cuda_library
 from hvd_compress.kernels.cpu_arrays import Addresses, FixedArrays, addresses_of
 from hvd_compress.kernels.cuda_library import Error, Queue, Residual
@@ -23,7 +24,6 @@ from hvd_compress.kernels.interface import Kernels
 from hvd_compress.kernels.native import (
     DTYPES,
     KernelError,
-    Shape,
     Spec,
     check_dtype,
     dtype_of,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.codecs.base import Shape
 
-Shape = tuple[int, ...]
 Signatures = dict[str, tuple[Any, list[Any]]]
 """The type of the result and the types of the arguments, by function."""
 

@@ -7,10 +7,9 @@ import math
 import numpy as np
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.payload import assemble, open_payload
 from hvd_compress.kernels.interface import Kernels
-
-Shape = tuple[int, ...]
 
 
 class ReferenceKernels(Kernels):

@@ -152,21 +152,18 @@ class Planner:
         names = {one.name: str(route) for one, route in zip(self.tensors, self.plan, strict=True)}
         return {"plan": names, "settled": self.settled, "bandwidth": self._bandwidth}
 
-    def restore(self, state: Mapping[str, Any]) -> bool:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Continues with the plan of a :meth:`state`, and looks at the network soon.
 
-        Returns:
-            Whether the plan was settled and consists of current choices; if not, planning starts anew.
+        Does nothing, so that planning starts anew, unless that plan was settled and has current choices.
         """
         names = [state["plan"].get(tensor.name, str(UNCOMPRESSED_ROUTE)) for tensor in self.tensors]
         pairs = zip(self.tensors, names, strict=True)
         plan = tuple(route for one, name in pairs for route in one.choices if str(route) == name)
-        if len(plan) < len(names) or not (state["settled"] and state["bandwidth"]):
-            return False
-        self.plan, self.reason = plan, "goes on with the plan of a saved state"
-        self._bandwidth, self.settled = state["bandwidth"], True
-        self._due = self.step + _AGAIN
-        return True
+        if len(plan) == len(names) and state["settled"] and state["bandwidth"]:
+            self.plan, self.reason = plan, "goes on with the plan of a saved state"
+            self._bandwidth, self.settled = state["bandwidth"], True
+            self._due = self.step + _AGAIN
 
     def _settle(self, reason: str) -> None:
         assert self.measured is not None

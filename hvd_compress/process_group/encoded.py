@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.codecs import Codec, NoiseKey
+from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET
 from hvd_compress.engine.comm import Collective, phase
 from hvd_compress.engine.executors import CUDA_KERNELS, Executors, keep_from_reuse
@@ -24,7 +25,6 @@ from hvd_compress.process_group.transport import Transport
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 
-_OFF = ErrorFeedback(alpha=0.0)
 _MOST_BATCHES = 4096
 """The most batches to keep: with other shapes in each exchange, their number would be unlimited."""
 
@@ -322,7 +322,7 @@ class EncodedCollectives:
         if key not in self._batches:
             size, numbers = codec.payload_bytes(shape), range(len(parts))
             noise = [NoiseKey(self._seed, self._noise_rank, number) for number in numbers]
-            entries = [Entry(codec, shape, _OFF, noise[n], n * size) for n in numbers]
+            entries = [Entry(codec, shape, OFF, noise[n], n * size) for n in numbers]
             arrays = Arrays.whole(part.shape for part in parts)
             batch = self._kernels.batch(entries, arrays, parts[0])
             batch.name_senders(lambda _, row: (content, first + row))

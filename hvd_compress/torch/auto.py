@@ -13,6 +13,7 @@ from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.engine.auto import Planning
 from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.slots import NamedParameters
+from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.routing import EXCHANGE_NAMES, CodecLike, Route
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
 from hvd_compress.ranks.errors import ExchangeError
@@ -80,7 +81,9 @@ class Auto(Planning, Compressor):
     def _ways(self) -> tuple[Sequence[Route], int]:
         # A process set's ranks may be anywhere, so each counts as a host of its own.
         local = hvd.local_size() if self._collectives.everywhere and equal_hosts() else 1
-        return [r for r in self._choices if r.uncompressed or self._usable(r.exchange)], local
+        usable = hosts.usable(hvd.size(), hvd.local_size(), equal_hosts())
+        without = () if usable else ("hierarchical",)
+        return [r for r in self._choices if r.uncompressed or r.exchange not in without], local
 
     def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
         handle = self._collectives.start(collective, name)

@@ -25,7 +25,7 @@ from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks import names, token
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.launch import warn_of_separate_jobs
-from hvd_compress.torch.collectives import Collectives, equal_hosts
+from hvd_compress.torch.collectives import Collectives
 from hvd_compress.torch.slots import Slots
 from hvd_compress.torch.step import Step
 
@@ -239,12 +239,6 @@ class Compressor(CompressorBase, HorovodCompressor):
                 f"{ranks.size} of {hvd.size()} ranks: hosts are those of the whole job"
             )
         super()._check_route(slot, route)
-
-    def _usable(self, exchange: str) -> bool:
-        """Whether an exchange makes sense among these ranks; the same on every one of them."""
-        return exchange != "hierarchical" or hosts.usable(
-            hvd.size(), hvd.local_size(), equal_hosts()
-        )
 
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
         configuration = super()._configuration(slots)

@@ -8,7 +8,8 @@ import numpy as np
 
 from benchmarks.papers.lanes import pack_levels, unpack_levels
 from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
-from hvd_compress.kernels.reference import Shape, compensated
+from hvd_compress.codecs.base import Shape
+from hvd_compress.kernels.reference import compensated
 
 
 class ReferenceLevels:
