@@ -158,16 +158,8 @@ def _under_horovod(args: argparse.Namespace) -> str:
         named_parameters=model.named_parameters(),
         compression=auto,
     )
-    end = time.monotonic() + args.seconds
-
-    def ended() -> bool:
-        return bool(
-            hvd.allreduce(
-                torch.tensor(time.monotonic() > end, dtype=torch.float32, device="cpu"), op=hvd.Sum
-            )
-        )
-
-    return _train(model, auto, optimizer.step, ended)
+    add = partial(hvd.allreduce_, op=hvd.Sum)
+    return _train(model, auto, optimizer.step, args.seconds, add)
 
 
 def _under_ddp(args: argparse.Namespace) -> str:
@@ -180,20 +172,23 @@ def _under_ddp(args: argparse.Namespace) -> str:
     model = torch.nn.parallel.DistributedDataParallel(_model(args.elements))
     auto = hvdc.Auto(model)
     model.register_comm_hook(auto, hvdc.hook)
-    end = time.monotonic() + args.seconds
-
-    def ended() -> bool:
-        late = torch.tensor(time.monotonic() > end, dtype=torch.float32, device="cpu")
-        dist.all_reduce(late)
-        return bool(late)
-
-    chosen = _train(model, auto, lambda: None, ended)
+    chosen = _train(model, auto, lambda: None, args.seconds, dist.all_reduce)
     dist.destroy_process_group()
     return chosen
 
 
-def _train(model: Any, auto: Any, step: Callable[[], Any], ended: Callable[[], bool]) -> str:
-    while not (auto.settled or ended()):
+def _train(
+    model: Any, auto: Any, step: Callable[[], Any], seconds: float, add: Callable[[Any], Any]
+) -> str:
+    """Trains until ``auto`` has decided, or some rank's ``seconds`` are over; ``add`` sums over ranks."""
+    import torch
+
+    end, late = time.monotonic() + seconds, torch.zeros((), dtype=torch.float32, device="cpu")
+    while not auto.settled:
+        late.fill_(time.monotonic() > end)
+        add(late)
+        if late:
+            break
         model.zero_grad()
         model().backward()
         step()
