@@ -41,6 +41,12 @@ class ResidualState(State):
             commits.keep(commit)
         self.check_host_updates()
 
+    def restore(self) -> None:
+        """Goes back to the last commit, or to the beginning."""
+        for commits in self._commits:
+            commits.restore()
+        super().restore()
+
     def sync(self) -> None:
         """See ``hvd.elastic.State``."""
         # The first time, before the function that may make compressors.

@@ -127,12 +127,6 @@ class TensorFlowState(ResidualState, _VariableState):
             )
         super().commit()
 
-    def restore(self) -> None:
-        """Goes back to the last commit, or to the beginning."""
-        for commits in self._commits:
-            commits.restore()
-        super().restore()
-
     def reset(self) -> None:
         """Called by ``hvd.elastic.run`` when Horovod has been initialized again."""
         super().reset()

@@ -82,12 +82,6 @@ class TorchState(ResidualState, elastic.TorchState):
         for compressor in self.__dict__.get("_scaled", {}).get(name, ()):
             compressor._grad_scaler = value
 
-    def restore(self) -> None:
-        """Goes back to the last commit, or to the beginning."""
-        for commits in self._commits:
-            commits.restore()
-        super().restore()
-
     def reset(self) -> None:
         """Called by ``hvd.elastic.run`` when Horovod has been initialized again."""
         super().reset()
