@@ -19,7 +19,7 @@ from hvd_compress.exchanges.reference import Simulation
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.steps import FLOAT_BYTES, Gradient
-from hvd_compress.torch.collectives import Collectives, Scopes
+from hvd_compress.torch.collectives import Collectives
 
 
 class Coded(Exchange):
@@ -82,10 +82,9 @@ class Coded(Exchange):
         hosts = Hosts(collectives.size, hvd.local_size())
         group = Group(collectives.rank, collectives.size, hosts)
         batches = BatchCache(Executors(threads), group)
-        transport = Scopes(collectives)
         exchange = EXCHANGES[self.name]
         if "local" in exchange.stages:
-            transport.register(hosts)
+            collectives.register(hosts)
         slot = Slot("gradient", 0, torch.empty(elements, device="meta"))
         slot.route = Route(self._codec, self._feedback, self.name)
         exchange.check(slot.name, slot.shape, self._codec, FLOAT_BYTES, group)
@@ -99,7 +98,7 @@ class Coded(Exchange):
             pending = Pending(f"{self.name}.{self._codec!r}.{elements}", 0, exchanging, batch)
             clock.lap("encode")
             while pending.request is not None:
-                rows = transport.start(pending.request, pending.label).wait()
+                rows = collectives.start(pending.request, pending.label).wait()
                 clock.lap("transfer")
                 pending.resume(rows)
                 clock.lap("between")

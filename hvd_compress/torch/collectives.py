@@ -95,6 +95,8 @@ def equal_hosts() -> bool:
 class Collectives:
     """Asynchronous named collectives among the ranks of a process set.
 
+    Those of an exchange may be among the ranks of a host, or between hosts, after :meth:`register`.
+
     Args:
         process_set: the same as the optimizer's; None is all ranks.
         prefix: the prefix of all names.
@@ -107,6 +109,7 @@ class Collectives:
         self._process_set = process_sets.registered(hvd, process_set)
         self._prefix = prefix
         self.rank, self.size = self.place
+        self._by_scope: dict[str, Collectives] = {}
 
     @property
     def place(self) -> tuple[int, int]:
@@ -127,11 +130,30 @@ class Collectives:
         known = _basics._get_process_set_ids_and_ranks()
         return Collectives(process_sets.among(hvd, known, ranks), self._prefix)
 
+    def register(self, hosts: Hosts) -> None:
+        """Registers the process sets of hosts. Every rank has to call it; waits for all of them.
+
+        Raises:
+            ExchangeError: Horovod does not take process sets now.
+        """
+        for ranks in hosts.groups():
+            if len(ranks) == 1 and Collective.skips_alone:
+                continue  # Nothing to send.
+            group = self.among(ranks)
+            if ranks == hosts.within(self.rank):
+                self._by_scope["local"] = group
+            if ranks == hosts.between(self.rank):
+                self._by_scope["cross"] = group
+
     def start(self, collective: Collective, name: str) -> Handle:
-        """Starts a collective that an exchange asks for.
+        """Starts a collective that an exchange asks for, among the ranks of its scope.
 
         An all_gather on processors may run as a sum: see :mod:`hvd_compress.exchanges.sum_as_gather`.
         """
+        ranks = self if collective.scope == "all" else self._by_scope[collective.scope]
+        return ranks._start(collective, name)
+
+    def _start(self, collective: Collective, name: str) -> Handle:
         message = collective.message
         if collective.kind == "all_reduce":
             return self.all_reduce(message, name, collective.op)
@@ -183,34 +205,3 @@ class Collectives:
             handle = self.all_gather(torch.zeros(1, dtype=torch.uint8, device="cpu"), "barrier")
             if handle.done(within=_BARRIER_TIMEOUT):
                 handle.wait()
-
-
-class Scopes:
-    """The collectives of an exchange: among all ranks, those of a host, and those between hosts.
-
-    Args:
-        collectives: the collectives among all ranks.
-    """
-
-    def __init__(self, collectives: Collectives) -> None:
-        self._by_scope = {"all": collectives}
-
-    def register(self, hosts: Hosts) -> None:
-        """Registers the process sets of hosts. Every rank has to call it; waits for all of them.
-
-        Raises:
-            ExchangeError: Horovod does not take process sets now.
-        """
-        everyone = self._by_scope["all"]
-        for ranks in hosts.groups():
-            if len(ranks) == 1 and Collective.skips_alone:
-                continue  # Nothing to send.
-            group = everyone.among(ranks)
-            if ranks == hosts.within(everyone.rank):
-                self._by_scope["local"] = group
-            if ranks == hosts.between(everyone.rank):
-                self._by_scope["cross"] = group
-
-    def start(self, collective: Collective, name: str) -> Handle:
-        """Starts a collective among the ranks of its scope."""
-        return self._by_scope[collective.scope].start(collective, name)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from hvd_compress.engine.comm import Pending, phase
 from hvd_compress.ranks import threads
-from hvd_compress.torch.collectives import Handle, Scopes
+from hvd_compress.torch.collectives import Collectives, Handle
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 100e-6, 1e-3
 
@@ -28,11 +28,11 @@ class Poller:
     continue.
 
     Args:
-        transport: starts the collectives.
+        collectives: starts the collectives.
     """
 
-    def __init__(self, transport: Scopes) -> None:
-        self._state = _ProgressState(transport)
+    def __init__(self, collectives: Collectives) -> None:
+        self._state = _ProgressState(collectives)
         self._thread: threading.Thread | None = None
 
     def submit(self, pending: Pending, stages: int) -> None:
@@ -56,8 +56,8 @@ class Poller:
 class _ProgressState:
     """The state that a progress thread and its owner share; the thread must not keep the owner alive."""
 
-    def __init__(self, transport: Scopes) -> None:
-        self._transport = transport
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
         self._changed = threading.Condition()
         self._under_way: dict[Pending, Handle] = {}
         self._over: list[Pending] = []
@@ -136,7 +136,7 @@ class _ProgressState:
         if pending.request is not None:
             try:
                 with phase("send"):
-                    handle = self._transport.start(pending.request, pending.label)
+                    handle = self._collectives.start(pending.request, pending.label)
                 self._under_way[pending] = handle
                 return
             except Exception as error:

@@ -22,7 +22,7 @@ from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.ranks import token
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.torch.collectives import Collectives, Scopes
+from hvd_compress.torch.collectives import Collectives
 from hvd_compress.torch.participation import Participation
 from hvd_compress.torch.progress import Poller
 
@@ -59,9 +59,6 @@ class Step:
         hosts: called once the ranks agree; returns the hosts that some exchange distinguishes, or None.
         settle: called with whether the step is dropped, once that is known.
         warming_up: tells whether a gradient belongs to the cold start, and is not encoded.
-
-    Attributes:
-        transport: starts the exchanges' collectives.
     """
 
     def __init__(
@@ -80,9 +77,8 @@ class Step:
         self._batches = batches
         self._hosts = hosts
         self._settle = settle
-        self.transport = Scopes(collectives)
         self._participation = Participation(collectives, configuration, self._prepare)
-        self._progress = Poller(self.transport)
+        self._progress = Poller(collectives)
         self._buckets = Buckets()
         self._held: list[Pending] = []
         self._encoded = False
@@ -284,7 +280,7 @@ class Step:
     def _prepare(self) -> None:
         hosts = self._hosts()
         if hosts is not None:
-            self.transport.register(hosts)
+            self._collectives.register(hosts)
 
     def _barrier(self) -> None:
         if self._participation.complete:  # A rank that has joined comes to none.

@@ -59,8 +59,8 @@ def watch(
         started: called with a collective's name when it is started.
         result: called with a collective's name and result, which may be altered in place.
     """
-    transport = compressor._step.transport
-    start = transport.start
+    collectives = compressor._collectives
+    start = collectives.start
 
     class Watched(Handle):
         def wait(self) -> torch.Tensor:
@@ -72,7 +72,7 @@ def watch(
         started(name)
         return Watched(**vars(start(collective, name)))
 
-    transport.start = noted
+    collectives.start = noted
 
 
 def assert_identical_on_all_ranks(model: torch.nn.Module) -> None:
