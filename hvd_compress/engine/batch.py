@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from hvd_compress.engine import packing
-from hvd_compress.engine.comm import Collective, Comm, Sending, phase
+from hvd_compress.engine.comm import Comm, Content, Sending, phase
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.failures import change_of_some, explained
 from hvd_compress.engine.levels import LevelBatch
 from hvd_compress.engine.low_rank import LowRankBatch
 from hvd_compress.engine.residuals import BucketResiduals, Columns, transpose, transpose_back
-from hvd_compress.engine.uncompressed import Uncompressed, all_finite
+from hvd_compress.engine.uncompressed import all_finite
 from hvd_compress.exchanges.layout import CHANGED, USED, Piece
 from hvd_compress.kernels.batch import BatchPayloadError
 from hvd_compress.kernels.cpu_arrays import FixedArrays
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hvd_compress.engine.plan import BucketPlan, Table
 
 
-class Batch:
+class Batch(Content):
     """The gradients of one bucket in one step, which an exchange encodes, sends and loads.
 
     Encoding writes the next residuals; :meth:`settle` accepts or discards them, and advances the positions
@@ -47,13 +47,7 @@ class Batch:
         gradients: the given gradients; results are written over them.
         flats: the gradients' elements in the order in which they are sent, shape=(n,) each: row-major, in
             the transposed matrix if ranks divide columns; empty after :meth:`write`.
-        error: the first error on this rank; None without one.
-        nonfinite: whether some rank sent an Inf or a NaN, or a sum became one, as far as the host knows.
-        word: a word on the device, shape=(1,), int32, not 0 if some rank sent an Inf or a NaN, or a sum
-            became one; None unless only the device knows.
         steps: the gradients' positions in the noise.
-        encoded: the number of elements in the first encoding, of gradients or of their averages.
-        decode_seconds: the time in decoding kernels.
         encodes: whether the batch sends gradients.
     """
 
@@ -67,18 +61,18 @@ class Batch:
         *,
         encoded: bool = True,
     ) -> None:
-        self.plan = plan
+        super().__init__(plan.deferred)
+        self.plan: BucketPlan = plan
         self._encoded = encoded
-        self.error: Exception | None = None
-        self.nonfinite = False
-        self.word: torch.Tensor | None = None
         self._kernels = plan.cache.kernels
         self.gradients = gradients
         self.order(gradients[0])
         self._used = [True] * len(gradients) if used is None else list(used)
         self._unused = [] if used is None else [n for n, one in enumerate(self._used) if not one]
         self._originals = {position: gradients[position].clone() for position in self._unused}
-        self.residuals = BucketResiduals(plan, gradients, self._unused, encoded=encoded)
+        self.residuals: BucketResiduals = BucketResiduals(
+            plan, gradients, self._unused, encoded=encoded
+        )
         flats = [gradient.ravel() for gradient in gradients]
         self._copied = [n for n, one in enumerate(gradients) if not one.is_contiguous()]
         if plan.transposed:
@@ -89,9 +83,6 @@ class Batch:
         self.steps = [slot.step for slot in plan.slots]
         self._write: Callable[[float], None] | None = None
         self._flags: torch.Tensor | None = None
-        self._sent = Counters()
-        self.encoded: int = 0
-        self._encode_seconds = self.decode_seconds = 0.0
 
     def encode(self, table: Table) -> torch.Tensor:
         """Encodes pieces of the gradients, with the slots' residuals.
@@ -382,13 +373,26 @@ class Batch:
         """Leaves residuals as they were; called instead of :meth:`settle` if nothing was sent."""
         self.residuals.withdraw()
 
-    @contextmanager
-    def encoding(self) -> Iterator[None]:
-        """Adds the time in the block to the encoding time."""
-        started = time.perf_counter()
+    def encoding(
+        self,
+        work: Callable[[], torch.Tensor],
+        size: int,
+        dtype: torch.dtype = torch.uint8,
+        elements: int = 0,
+    ) -> torch.Tensor:
+        """Makes a message as :meth:`guard` does, and adds the time to the encoding time.
+
+        Args:
+            work, size, dtype: see :meth:`guard`.
+            elements: the number of elements that are encoded. Only the first encoding counts, not an
+                owner's later encoding of averages.
+        """
+        counts, started = self._counts, time.perf_counter()
+        counts.encoded_elements = counts.encoded_elements or elements
         with phase("encode"):
-            yield
-        self._encode_seconds += time.perf_counter() - started
+            message = self.guard(work, size, dtype)
+        counts.encode_seconds += time.perf_counter() - started
+        return message
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
@@ -398,24 +402,12 @@ class Batch:
             with phase("decode"):
                 yield
         finally:
-            self.decode_seconds += time.perf_counter() - started
-
-    def note(self, collective: Collective) -> None:
-        """Counts the bytes of a collective; called with every collective of this batch."""
-        # Not the collective itself: its message must not be kept until the step is over.
-        collective.count(self._sent)
-
-    def count(self, counters: Counters) -> None:
-        """Adds the bytes sent, the elements encoded and the times to the counters."""
-        counters.add(self._sent)
-        counters.encoded_elements += self.encoded
-        self.count_encoding(counters)
-        counters.decode_seconds += self.decode_seconds
+            self._counts.decode_seconds += time.perf_counter() - started
 
     def count_encoding(self, counters: Counters) -> None:
         """Adds the time in encoding kernels since the last call to the counters."""
-        counters.encode_seconds += self._encode_seconds
-        self._encode_seconds = 0.0
+        counters.encode_seconds += self._counts.encode_seconds
+        self._counts.encode_seconds = 0.0
 
     def write_flags(self, flags: torch.Tensor) -> None:
         """Writes 1 for each gradient that this rank used to the front of ``flags``, which must be zeros."""
@@ -436,18 +428,6 @@ class Batch:
         own = torch.zeros_like(given[0])
         self.write_flags(own)
         return (given != own).any()
-
-    def see(self, finite: torch.Tensor) -> None:
-        """Drops the step if some number was not finite.
-
-        Args:
-            finite: whether all were, shape=(), bool, on the gradients' device.
-        """
-        if self.plan.deferred:
-            word = finite.logical_not().int().view(1)
-            self.word = word if self.word is None else self.word | word
-        else:
-            self.nonfinite |= not bool(finite)
 
     def order(self, tensor: torch.Tensor) -> None:
         """Makes the current stream of a CUDA tensor's device wait for the streams of earlier work."""
@@ -480,10 +460,7 @@ class Batch:
                     self.write_flags(tail[layout.flags - layout.end :])
             return message
 
-        # Only the first encoding counts, not an owner's later encoding of averages.
-        self.encoded = self.encoded or layout.elements
-        with self.encoding():
-            return self.guard(work, layout.size)
+        return self.encoding(work, layout.size, elements=layout.elements)
 
     def _run_owner_step(self, position: int, average: torch.Tensor) -> None:
         owned, cache = self.plan.slots[position].owned, self.plan.cache
@@ -533,7 +510,7 @@ def _transposed(columns: Columns, matrices: Mapping[int, tuple[int, int]]) -> Co
     return before, after
 
 
-def judge(contents: Sequence[Batch | Uncompressed]) -> bool | torch.Tensor:
+def judge(contents: Sequence[Content]) -> bool | torch.Tensor:
     """Whether a step has to be dropped, because some rank sent an Inf or a NaN in it.
 
     Args:

@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch.autograd import profiler
 
 from hvd_compress.exchanges.base import Group, Scope
 from hvd_compress.ranks.counters import Counters
-
-if TYPE_CHECKING:
-    from hvd_compress.engine import batch
-    from hvd_compress.engine.uncompressed import Uncompressed
 
 Sending = Generator["Collective", torch.Tensor, torch.Tensor]
 """A part of an exchange: yields collectives, receives their results, and returns the combined result."""
@@ -166,6 +162,60 @@ class Comm:
         return Collective("all_reduce", values, self.size, self.rank, self.scope, (), op)
 
 
+class Content:
+    """The gradients that an exchange sends together.
+
+    Args:
+        deferred: whether the host must not wait for the gradients' device.
+
+    Attributes:
+        error: the first error on this rank; None without one.
+        nonfinite: whether some rank sent an Inf or a NaN, or a sum became one, as far as the host knows.
+        word: a word on the device, shape=(1,), int32, not 0 if some rank sent an Inf or a NaN, or a sum
+            became one; None unless only the device knows.
+    """
+
+    error: Exception | None = None
+    nonfinite = False
+    word: torch.Tensor | None = None
+
+    def __init__(self, deferred: bool) -> None:
+        self._deferred = deferred
+        self._counts = Counters()
+
+    def write(self, scale: float) -> None:
+        """Writes ``scale`` times the sum of the ranks' gradients over the gradients."""
+        raise NotImplementedError
+
+    def settle(self, dropped: bool | torch.Tensor) -> None:
+        """Ends the step.
+
+        Args:
+            dropped: whether the step is dropped; or a word on a device that is not 0 if it is.
+        """
+
+    def see(self, finite: torch.Tensor) -> None:
+        """Drops the step if some number was not finite: loss scalers skip such a step.
+
+        Args:
+            finite: whether all were, shape=(), bool, on the gradients' device.
+        """
+        if self._deferred:
+            word = finite.logical_not().int().view(1)
+            self.word = word if self.word is None else self.word | word
+        else:
+            self.nonfinite |= not bool(finite)
+
+    def note(self, collective: Collective) -> None:
+        """Counts the bytes of a collective; called with every collective that the exchange asks for."""
+        # Not the collective itself: its message must not be kept until the step is over.
+        collective.count(self._counts)
+
+    def count(self, counters: Counters) -> None:
+        """Adds the bytes sent, the elements encoded and the times to the counters."""
+        counters.add(self._counts)
+
+
 class Pending:
     """The running exchange of a bucket.
 
@@ -183,9 +233,7 @@ class Pending:
         error: the error of the generator or of a collective; None without one.
     """
 
-    def __init__(
-        self, name: str, number: int, exchanging: Exchanging, content: batch.Batch | Uncompressed
-    ) -> None:
+    def __init__(self, name: str, number: int, exchanging: Exchanging, content: Content) -> None:
         self.name = name
         self.content = content
         self.number = number

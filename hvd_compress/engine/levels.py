@@ -43,9 +43,8 @@ class LevelBatch:
             self._own = message.clone()  # The other ranks' come into the message.
             return message
 
-        self._batch.encoded = sum(member.count for member in self._batch.plan.members)
-        with self._batch.encoding():
-            return self._batch.guard(work, self._layout.norms, torch.float32)
+        elements = sum(member.count for member in self._batch.plan.members)
+        return self._batch.encoding(work, self._layout.norms, torch.float32, elements)
 
     def encode(self, norms: torch.Tensor) -> torch.Tensor:
         """This rank's levels, followed by a 1 and a check; zeros if the work fails.
@@ -69,8 +68,7 @@ class LevelBatch:
             message[-1] = self._check_of(message)
             return message
 
-        with self._batch.encoding():
-            return self._batch.guard(work, self._layout.words, torch.int32)
+        return self._batch.encoding(work, self._layout.words, torch.int32)
 
     def check(self, words: torch.Tensor) -> None:
         """Finds out whether the sums, or the norms that this rank received, were altered in transit.

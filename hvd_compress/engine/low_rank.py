@@ -53,9 +53,8 @@ class LowRankBatch:
                 self._inputs.append(x)
             return message
 
-        self._batch.encoded = sum(member.count for member in self._batch.plan.members)
-        with self._batch.encoding():
-            return self._batch.guard(work, sum(self._rows), torch.float32)
+        elements = sum(member.count for member in self._batch.plan.members)
+        return self._batch.encoding(work, sum(self._rows), torch.float32, elements)
 
     def right(self, left: torch.Tensor) -> torch.Tensor:
         """This rank's right factors, flags and counts, shape=(n,), float32; zeros if the work fails.
@@ -81,8 +80,7 @@ class LowRankBatch:
             message[-2 if batch.encodes else -1] = 1
             return message
 
-        with self._batch.encoding():
-            return self._batch.guard(work, self._size, torch.float32)
+        return self._batch.encoding(work, self._size, torch.float32)
 
     def flags(self, right: torch.Tensor) -> torch.Tensor:
         """USED for each gradient that some rank used; CHANGED for all if a rank has changed its routes.

@@ -41,8 +41,7 @@ def all_gather(batch: Batch, comm: Comm, message: torch.Tensor, table: Table) ->
     """
     places_of = batch.plan.keep(f"places of {comm.scope}", lambda: places(table.layout))
     length = batch.plan.length(f"{comm.scope}", places_of.full)
-    with batch.encoding():
-        packed = batch.guard(lambda: _pack(places_of, message, length.bytes), length.bytes)
+    packed = batch.encoding(lambda: _pack(places_of, message, length.bytes), length.bytes)
     rows = yield comm.all_gather(_cut(packed, 0, length.bytes))
     heads = _heads(batch, rows, places_of.full)
     longest = _longest(heads)
@@ -88,10 +87,9 @@ def two_shots(
 
     sent = [first.bytes for first in firsts]
     packed_parts = [torch.zeros(0, dtype=torch.uint8, device="cpu")] * comm.size
-    with batch.encoding():
-        for owner, part in enumerate(message.split(parts.layout.sections)):
-            work = partial(_pack, sections[owner], part, sent[owner])
-            packed_parts[owner] = batch.guard(work, sent[owner])
+    for owner, part in enumerate(message.split(parts.layout.sections)):
+        work = partial(_pack, sections[owner], part, sent[owner])
+        packed_parts[owner] = batch.encoding(work, sent[owner])
     if batch.error is not None:
         packed_parts = [torch.zeros(size, dtype=torch.uint8, device="cpu") for size in sent]
     message = torch.cat([_cut(p, 0, n) for p, n in zip(packed_parts, sent, strict=True)])

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_compress.engine.comm import Collective
+from hvd_compress.engine.comm import Content
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.exchanges import uncompressed
-from hvd_compress.ranks.counters import Counters
 
 
-class Uncompressed:
-    """Gradients that an all_reduce adds up; used in place of a :class:`Batch`.
+class Uncompressed(Content):
+    """Gradients that an all_reduce adds up; used in place of a :class:`Batch`, without residuals.
 
     Args:
         gradients: the gradients; results are written over them.
@@ -25,12 +24,8 @@ class Uncompressed:
         deferred: whether the host must not wait for the gradients' device.
 
     Attributes:
-        nonfinite: whether a sum is not finite, as far as the host knows.
-        word: a word on the device that is not 0 if a sum is not finite; None on the CPU.
         values: the gradients to add, then their sum, shape=(n,); empty after :meth:`write`.
     """
-
-    error: Exception | None = None
 
     def __init__(
         self,
@@ -41,16 +36,13 @@ class Uncompressed:
         divisor: int = 1,
         deferred: bool = False,
     ) -> None:
+        super().__init__(deferred)
         self._gradients = gradients
         self._divisor = divisor
-        self._deferred = deferred
         self._buffer = buffer
         if buffer is None or buffer.dtype != dtype:
             buffer = torch.cat([gradient.reshape(-1) for gradient in gradients]).to(dtype)
         self.values = buffer.div_(divisor) if divisor > 1 else buffer
-        self._sent = Counters()
-        self.nonfinite = False
-        self.word: torch.Tensor | None = None
 
     exchange = uncompressed.run
 
@@ -60,7 +52,9 @@ class Uncompressed:
         values, self.values = self.values, self.values.new_empty(0)
         if scale * self._divisor != 1:
             values.mul_(scale * self._divisor)
-        self._judge(values)
+        numbers = values._values() if values.is_sparse else values
+        if numbers.numel() and numbers.is_floating_point():
+            self.see(all_finite([numbers]))
         if values is self._buffer:
             return
         if not values.is_cpu:
@@ -69,28 +63,6 @@ class Uncompressed:
         for gradient, part in zip(self._gradients, parts, strict=True):
             if gradient.data_ptr() != part.data_ptr():
                 gradient.copy_(part.view(gradient.shape))
-
-    def _judge(self, sums: torch.Tensor) -> None:
-        """Notes whether the step has to be dropped: loss scalers skip a step with such a sum."""
-        numbers = sums._values() if sums.is_sparse else sums
-        if not (numbers.numel() and numbers.is_floating_point()):
-            return
-        finite = all_finite([numbers])
-        if self._deferred:
-            self.word = finite.logical_not().int().view(1)
-        else:
-            self.nonfinite = not bool(finite)
-
-    def settle(self, dropped: bool | torch.Tensor) -> None:
-        """Does nothing: no residual has changed."""
-
-    def note(self, collective: Collective) -> None:
-        """The same as :meth:`Batch.note`."""
-        collective.count(self._sent)
-
-    def count(self, counters: Counters) -> None:
-        """The same as :meth:`Batch.count`."""
-        counters.add(self._sent)
 
 
 def all_finite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

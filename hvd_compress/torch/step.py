@@ -12,7 +12,7 @@ import torch
 
 from hvd_compress.codecs import PayloadError
 from hvd_compress.engine.batch import Batch, judge
-from hvd_compress.engine.comm import Pending
+from hvd_compress.engine.comm import Content, Pending
 from hvd_compress.engine.plan import BatchCache
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.uncompressed import Uncompressed
@@ -207,7 +207,7 @@ class Step:
         for bucket in self._buckets.rest():
             self._send(bucket, counters)
         self._release(0.0)
-        written: list[Batch | Uncompressed] = []
+        written: list[Content] = []
         errors: list[Exception] = []
         altered, sent = True, True
         for pending in self._progress.finish():
