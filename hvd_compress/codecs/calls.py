@@ -22,11 +22,7 @@ def check_call(
 ) -> None:
     """Raises, with the right call in the message, unless the arguments fit the signature.
 
-    Args:
-        name: the name of the callable, for the message.
-        signature: the callable's signature, without ``self``, ``*args`` or ``**kwargs``.
-        args: the positional arguments.
-        options: the keyword arguments.
+    ``signature`` is that of the callable ``name``, without ``self``, ``*args`` or ``**kwargs``.
 
     Raises:
         TypeError: an unknown keyword, a missing argument, too many arguments, or two for one parameter.
@@ -57,10 +53,7 @@ def check_call(
 def check_options(name: str, made: type, options: Mapping[str, Any]) -> None:
     """Raises ``TypeError`` for a keyword that a class does not take, before an instance is made.
 
-    Args:
-        name: the name of the callable, for the message.
-        made: the class.
-        options: the keyword arguments that it will get.
+    ``name`` is the callable that the user has called, for the message.
     """
     known = inspect.signature(made).parameters.values()
     signature = inspect.Signature([p for p in known if p.kind is p.KEYWORD_ONLY])
@@ -113,11 +106,7 @@ def _package_of(kind: type) -> str:
 
 
 def point_to_codecs(module: str) -> None:
-    """Makes ``hvdc.OneBit`` raise, in a module without codecs, an error that says what to write.
-
-    Args:
-        module: the ``__name__`` of the frontend.
-    """
+    """Makes ``hvdc.OneBit`` raise, in a module of this ``__name__``, an error that says what to write."""
 
     def missing(name: str) -> Any:
         from hvd_compress.codecs.registry import CODECS, FACTORS

@@ -24,15 +24,8 @@ SAMPLE = 65536
 def expected_bytes(codec: Codec, shape: Shape, bits: float | None = None) -> float:
     """The number of bytes that a payload for a tensor of the given shape is expected to occupy.
 
-    Args:
-        codec: any codec.
-        shape: the tensor's shape.
-        bits: the average number of bits in an element's code; None means :func:`normal_bits`. Ignored
-            if the codec's payloads have a fixed size.
-
-    Returns:
-        At most :meth:`~hvd_compress.codecs.Codec.payload_bytes`, and exactly that if payloads have a
-        fixed size.
+    It is at most :meth:`~hvd_compress.codecs.Codec.payload_bytes`, and exactly that if payloads have a
+    fixed size. ``bits`` is the average number of bits in an element's code; None means :func:`normal_bits`.
     """
     capacity, count = codec.payload_bytes(shape), math.prod(shape)
     if not isinstance(codec, LevelCodec) or not codec.varies or not count:

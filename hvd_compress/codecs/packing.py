@@ -48,16 +48,10 @@ def trit_bytes(count: int) -> int:
 
 
 def pack_trits(digits: np.ndarray) -> np.ndarray:
-    """Packs base-3 digits five to a byte.
+    """Packs base-3 digits, shape=(n,), uint8, five to a byte.
 
-    With ``m = trit_bytes(n)``, byte ``j`` is the sum over ``k = 0 .. 4`` of ``3**k`` times digit
-    ``k * m + j``; digits past the end are 0.
-
-    Args:
-        digits: the digits, each below 3; shape=(n,), dtype uint8.
-
-    Returns:
-        shape=(trit_bytes(n),), dtype uint8.
+    The result has ``m = trit_bytes(n)`` bytes, uint8. Byte ``j`` is the sum over ``k = 0 .. 4`` of ``3**k``
+    times digit ``k * m + j``; digits past the end are 0.
     """
     size = trit_bytes(digits.size)
     padded = np.zeros(5 * size, np.uint8)

@@ -31,15 +31,11 @@ class StreamError(ValueError):
 
 
 def frequencies(counts: np.ndarray) -> np.ndarray:
-    """Each code's share of ``TOTAL``.
-
-    Args:
-        counts: the number of times that each code occurs, not all 0; shape=(codes,).
+    """Each code's share of ``TOTAL``, from the number of times that it occurs, not all 0; shape=(codes,).
 
     Returns:
-        shape=(codes,), dtype int64, with the sum ``TOTAL``: 0 for a code that does not occur, otherwise
-        1 plus a share of the rest, rounded down. The first of the most frequent codes also gets the
-        remainder.
+        dtype int64, with the sum ``TOTAL``: 0 for a code that does not occur, otherwise 1 plus a share of
+        the rest, rounded down. The first of the most frequent codes also gets the remainder.
     """
     counts = counts.astype(np.int64)
     present = counts > 0

@@ -98,10 +98,7 @@ def codec_class(owner: str, field: str, name: Any) -> type[Codec]:
 def codec_of(owner: str, field: str, given: Any) -> Codec:
     """A user's codec: the value itself, or the codec of a name with its default settings.
 
-    Args:
-        owner: the object with the argument, for the message.
-        field: the argument's name, for the message.
-        given: the value from the user.
+    ``owner`` and ``field`` name the argument in the message.
 
     Raises:
         TypeError: neither a codec nor a name.
@@ -119,12 +116,7 @@ def codec_of(owner: str, field: str, given: Any) -> Codec:
 
 
 def expect_payloads(where: str, codec: Codec) -> None:
-    """Raises ``ValueError`` unless a codec writes payloads.
-
-    Args:
-        where: the argument that received the codec, for the message.
-        codec: the codec.
-    """
+    """Raises ``ValueError`` unless a codec writes payloads; ``where`` names the argument in the message."""
     if codec.exchange is not None:
         raise ValueError(
             f"{where}: expected a codec that writes payloads, such as OneBit() or Int8(), got {codec!r}, "

@@ -52,16 +52,10 @@ def lane_sum(values: np.ndarray) -> np.ndarray:
 
 
 def column_sum(matrix: np.ndarray) -> np.ndarray:
-    """Sums a matrix over its rows.
+    """Sums a matrix, shape=(rows, columns), float32, over its rows.
 
     Within chunks of :data:`ROW_CHUNK` rows, the rows are added to +0 one after another; then the chunk
     sums are added to +0 one after another.
-
-    Args:
-        matrix: shape=(rows, columns), dtype float32.
-
-    Returns:
-        shape=(columns,), dtype float32.
     """
     total = np.zeros(matrix.shape[1], matrix.dtype)
     for start in range(0, matrix.shape[0], ROW_CHUNK):

@@ -96,7 +96,6 @@ def state_unless_interrupted(compressor: Compressor, patience: float | None) -> 
     the job's store.
 
     Args:
-        compressor: this rank's compressor.
         patience: after an error, the time in seconds to wait for ranks that may never come; then errors of
             this function's own are logged and not raised. None without an error: a rank waits as long as
             the process group does.

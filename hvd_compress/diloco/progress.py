@@ -101,12 +101,7 @@ def all_to_send(told: Sequence[Progress]) -> dict[str, bool]:
 
 
 def merged(told: Sequence[Progress], chosen: Sequence[int]) -> dict[str, list[Counts]]:
-    """The history of the parameters that come from the chosen ranks.
-
-    Args:
-        told: the progress of each rank.
-        chosen: a rank for each fragment.
-    """
+    """The history of the parameters that come from the chosen ranks, one for each fragment."""
     groups = {name: None for rank in chosen for name in told[rank].history}
     return {
         name: [

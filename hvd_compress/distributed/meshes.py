@@ -73,9 +73,7 @@ class Verdicts:
 def one_mesh(owner: str, named: Mapping[str, torch.Tensor]) -> DeviceMesh | None:
     """The mesh that shares out all of some parameters; None if each rank has all of them.
 
-    Args:
-        owner: the name of the argument, for errors.
-        named: the parameters by name.
+    ``owner`` names the argument in errors.
 
     Raises:
         ValueError: a mesh shares out some of the parameters and not others; there are several meshes, or
@@ -150,10 +148,7 @@ def replicas(
 def part_of(key: str, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """This rank's part of a tensor; it shares the tensor's memory. A plain tensor is returned as it is.
 
-    Args:
-        key: the tensor's name, for errors.
-        tensor: the tensor.
-        group: the ranks that reduce it; None is the default group.
+    The ranks of ``group`` reduce the tensor; None is the default group.
 
     Raises:
         TypeError: the ranks hold summands of the tensor (``Partial``).

@@ -195,9 +195,7 @@ class Commits(ABC):
     def _missing(self, commit: Commit | None, own: np.ndarray) -> np.ndarray:
         """The unsent gradients of lost ranks: the total, which the remaining ranks know, minus their own.
 
-        Args:
-            commit: the commit, on one of the remaining ranks; None on the others.
-            own: this rank's unsent gradients.
+        ``commit`` is that of one of the remaining ranks; None on the others.
         """
         if commit is not None:
             assert commit.total is not None

@@ -188,17 +188,12 @@ class Content:
         raise NotImplementedError
 
     def settle(self, dropped: bool | torch.Tensor) -> None:
-        """Ends the step.
-
-        Args:
-            dropped: whether the step is dropped; or a word on a device that is not 0 if it is.
-        """
+        """Ends the step; ``dropped`` as from :func:`hvd_compress.engine.batch.judge`."""
 
     def see(self, finite: torch.Tensor) -> None:
         """Drops the step if some number was not finite: loss scalers skip such a step.
 
-        Args:
-            finite: whether all were, shape=(), bool, on the gradients' device.
+        ``finite`` says whether all were, shape=(), bool, on the gradients' device.
         """
         if self._deferred:
             word = finite.logical_not().int().view(1)

@@ -146,13 +146,7 @@ class Executors:
             out.copy_(written)
 
     def batch(self, entries: Sequence[Entry], arrays: Arrays, like: torch.Tensor) -> Batch:
-        """Kernels that encode and decode many tensors together.
-
-        Args:
-            entries: the tensors.
-            arrays: the places of the tensors in the arrays of a call.
-            like: a tensor on the same device.
-        """
+        """Kernels that encode and decode many tensors together; ``like`` is a tensor on the same device."""
         kernels = self.deferred(like)
         if kernels is None and like.device.type == "cpu":
             return CpuBatch(entries, self.threads, arrays)
@@ -188,9 +182,7 @@ class Executors:
     def raise_later(self, word: torch.Tensor, error: Exception) -> None:
         """Makes :meth:`check` raise an error as soon as the host can see that a word is not 0.
 
-        Args:
-            word: the word, shape=(), on a CUDA device.
-            error: the error.
+        The word, shape=(), is on a CUDA device.
         """
         there = torch.full(
             (), _PENDING, dtype=torch.int32, device="cpu", pin_memory=not word.is_cpu
@@ -270,11 +262,7 @@ def has_cuda_kernels(codec: Codec, shape: tuple[int, ...]) -> bool:
 
 
 def keep_from_reuse(*tensors: torch.Tensor) -> None:
-    """Keeps the memory of tensors from reuse by other streams until the current stream is done with it.
-
-    Args:
-        tensors: the tensors, all on one device.
-    """
+    """Keeps the memory of tensors, all on one device, from other streams until this one is done with it."""
     if tensors and tensors[0].device.type in CUDA_KERNELS:
         stream = current_stream(tensors[0].device)
         for tensor in tensors:

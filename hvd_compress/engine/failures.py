@@ -16,13 +16,9 @@ from hvd_compress.ranks.errors import ExchangeError
 def explained(
     error: BatchPayloadError, payload: torch.Tensor, name: str, rank: int
 ) -> ExchangeError | PayloadError:
-    """An error that names a tensor, and the rank that has sent its payload.
+    """An error that names a tensor, and the rank that has sent its payload, shape=(bytes,), uint8.
 
-    Args:
-        error: the error in which decoding has ended.
-        payload: the payload, shape=(bytes,), uint8.
-        name: the name of the tensor.
-        rank: the rank that has sent the payload.
+    ``error`` is the one in which decoding has ended.
     """
     if tells_of_a_failure(payload[:HEADER_BYTES].cpu().numpy().tobytes()):
         return ExchangeError(

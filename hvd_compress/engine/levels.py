@@ -71,11 +71,7 @@ class LevelBatch:
         return self._batch.encoding(work, self._layout.words, torch.int32)
 
     def check(self, words: torch.Tensor) -> None:
-        """Finds out whether the sums, or the norms that this rank received, were altered in transit.
-
-        Args:
-            words: the same as in :meth:`decode`.
-        """
+        """Finds out whether the sums, or the norms that this rank received, were altered in transit."""
         if (int(words[-1]) - self._check_of(words)) % integer_sum.MODULUS:
             self._batch.error = self._batch.error or PayloadError(
                 f"{self._batch.plan.names}: expected levels and norms that agree with their "

@@ -150,14 +150,9 @@ class LowRankBatch:
 
 
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The product of two factors, ``left @ right.T``, with the same bits on all processors.
+    """The product ``left @ right.T`` of two factors, with the same bits on all processors.
 
-    Args:
-        left: shape=(rows, rank), float32.
-        right: shape=(columns, rank), float32.
-
-    Returns:
-        shape=(rows, columns), float32.
+    The factors have shape=(rows, rank) and (columns, rank), float32; the product has shape=(rows, columns).
     """
     result, *others = ((left[:, k, None], right[:, k].contiguous()) for k in range(left.shape[1]))
     total = torch.mul(*result)

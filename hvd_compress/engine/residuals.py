@@ -119,14 +119,9 @@ class Owned(Holder):
         return self.end - self.begin
 
     def spread(self, shape: Shape, factor: float) -> torch.Tensor:
-        """The residual at its places in the gradient, with zeros elsewhere; the residual must not be None.
+        """``factor`` times the residual at its places in the gradient, with zeros elsewhere.
 
-        Args:
-            shape: the gradient's shape.
-            factor: the factor of the residual.
-
-        Returns:
-            The scaled residual, shape=(n,), float32, on the residual's device.
+        The residual must not be None. The result has shape=(n,), float32, and is on the residual's device.
         """
         assert self.residual is not None
         return in_place(self.residual.float() * factor, self.begin, shape, self.transposed)

@@ -114,10 +114,6 @@ def expect_memory(name: str, parameter: torch.Tensor) -> None:
     """Raises ``ValueError`` if a parameter is on the meta device.
 
     ``to_empty()`` replaces such a parameter with another one, whose gradients the compressor would miss.
-
-    Args:
-        name: the parameter's name.
-        parameter: the parameter, or this rank's shard of it.
     """
     if parameter.is_meta:
         raise ValueError(

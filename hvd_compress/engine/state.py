@@ -49,11 +49,6 @@ def restore(
     the rank's next gradient. The state of an owner step cannot be moved to another part.
 
     Args:
-        slots: the parameters.
-        state: the snapshot.
-        rank: this rank.
-        size: the number of ranks.
-        seed: the seed of the noise.
         owned_by: makes an empty record of this rank's part of a parameter, or returns None.
 
     Raises:
@@ -91,9 +86,7 @@ def resize(
     For the rule, see :mod:`hvd_compress.ranks.resize`.
 
     Args:
-        slots: the parameters.
         states: the snapshots, one of each rank, in any order.
-        rank: this rank.
         size: the new number of ranks.
         owned_by: makes an empty record of this rank's part of a parameter, or returns None.
 
@@ -133,13 +126,8 @@ def resize(
 def unsent(saved: dict[str, Any], shape: Shape) -> torch.Tensor:
     """The values that a rank would still add to the sum of all ranks' gradients of one parameter.
 
-    Args:
-        saved: the parameter's entry in a snapshot.
-        shape: the parameter's shape, with n elements.
-
-    Returns:
-        The sum of the rank's residual and that of the part that it owns, shape=(n,), float32, in the memory
-        of the CPU, without loss scaling.
+    ``saved`` is the parameter's entry in a snapshot. The result is the sum of the rank's residual and that
+    of the part that it owns, shape=(n,), float32, in the memory of the CPU, without loss scaling.
     """
     total = _zeros(math.prod(shape))
     if saved["residual"] is not None:
@@ -159,9 +147,7 @@ def own_part(whole: torch.Tensor, shape: Shape, owned: Owned) -> torch.Tensor:
 def begin_with(slot: Slot, residual: torch.Tensor | None) -> None:
     """Sets the state with which a rank begins among other ranks: a residual, and no part that it owns.
 
-    Args:
-        slot: the parameter's slot.
-        residual: the residual, shape=(n,), float32, without loss scaling; or None.
+    The residual has shape=(n,), float32, without loss scaling; it may be None.
     """
     slot.forget()
     slot.owned = None

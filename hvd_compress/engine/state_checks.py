@@ -32,8 +32,6 @@ def check(who: str, slots: Iterable[Slot], state: Any, place: Mapping[str, int])
 
     Args:
         who: the beginning of the error message.
-        slots: the parameters.
-        state: the snapshot.
         place: the expected values of some fields of the whole snapshot.
 
     Raises:

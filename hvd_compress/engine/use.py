@@ -59,11 +59,7 @@ class TorchUse(Use):
         _watch(self)
 
     def begin(self, scaled: bool = True) -> None:
-        """Notes that an exchange has begun.
-
-        Args:
-            scaled: whether residuals follow every loss scale, or there are none.
-        """
+        """Notes an exchange; ``scaled`` tells that residuals follow every loss scale, or there are none."""
         self.exchanged = True
         if scaled or not self._ids:
             _watchers.discard(self)
@@ -126,11 +122,7 @@ class Discarded:
             _watch(self)
 
     def begin(self, last: Iterable[Changes]) -> None:
-        """Looks for steps since the last exchange; called before an exchange's first gradient.
-
-        Args:
-            last: the changes of the last exchange.
-        """
+        """Looks for steps since the last exchange; called before an exchange's first gradient."""
         if self._warned or not self._parameters:
             return
         version = self._smallest._version

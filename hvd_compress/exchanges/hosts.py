@@ -46,10 +46,7 @@ class Hosts:
 def usable(size: int, local: int, equal: bool) -> bool:
     """Whether a hierarchy makes sense: several equal hosts with several ranks, and dynamic process sets.
 
-    Args:
-        size: the number of ranks in the job.
-        local: the number of ranks on this host.
-        equal: whether every host has the same number of ranks.
+    The job has ``size`` ranks, this host ``local``; ``equal`` says whether all hosts have as many.
     """
     dynamic = os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("", "0")
     return dynamic and equal and 1 < local < size

@@ -73,11 +73,7 @@ def check(name: str, shape: Shape, codec: Codec, element_bytes: int, group: Grou
 def first(shape: Shape, rank: int, seed: int, tensor: int) -> np.ndarray:
     """The ``Q`` of the first step, the same on every rank: shape=(columns, rank), float32.
 
-    Args:
-        shape: the gradient's shape.
-        rank: the number of columns of the factors.
-        seed: the seed of the noise.
-        tensor: the tensor's id in the noise.
+    ``tensor`` is the tensor's id in the noise.
     """
     columns = as_matrix(shape)[1]
     words = uniform(columns * rank, NoiseKey(seed, 0, tensor))

@@ -317,11 +317,7 @@ def check_feedback(name: str, shape: tuple[int, ...], route: Route) -> None:
 
 
 def warn_of_dtypes(dtypes: Mapping[str, str]) -> None:
-    """Warns of tensors that are sent uncompressed because their dtype cannot be encoded.
-
-    Args:
-        dtypes: the dtypes of these tensors by name.
-    """
+    """Warns of tensors, given by name, that are sent uncompressed because their dtype cannot be encoded."""
     if dtypes:
         shown = ", ".join(f"{name} ({dtype})" for name, dtype in dtypes.items())
         warnings.warn(
@@ -334,13 +330,8 @@ def warn_of_dtypes(dtypes: Mapping[str, str]) -> None:
 def warn_of_growth(name: str, shape: tuple[int, ...], route: Route, width: int) -> None:
     """Warns if a payload is longer than the gradient, for example if each row has one element.
 
-    There is no warning for small tensors, as their headers are longer than their elements.
-
-    Args:
-        name: the tensor's name.
-        shape: the tensor's shape.
-        route: the tensor's route.
-        width: the bytes of an element.
+    There is no warning for small tensors, as their headers are longer than their elements. ``width`` is the
+    bytes of an element.
     """
     count = math.prod(shape)
     if route.uncompressed or count < DEFAULT_THRESHOLD:
@@ -355,12 +346,7 @@ def warn_of_growth(name: str, shape: tuple[int, ...], route: Route, width: int) 
 
 
 def matching(pattern: str, names: Sequence[str], what: str) -> list[str]:
-    """The names that match a pattern.
-
-    Args:
-        pattern: a pattern for ``fnmatch``.
-        names: the names of all parameters.
-        what: the caller, for the message.
+    """The names that match a pattern for ``fnmatch``; ``what`` is the caller, for the message.
 
     Raises:
         ValueError: no name matches.

@@ -110,12 +110,7 @@ class Shared:
 
 @lru_cache(maxsize=4096)
 def shared(codec: Codec, shape: Shape) -> Shared:
-    """The division of a gradient among ranks.
-
-    Args:
-        codec: the codec that encodes the gradient.
-        shape: the gradient's shape.
-    """
+    """The division of a gradient among ranks."""
     count = math.prod(shape)
     if not (codec.shaped and count):
         return Shared(codec, count)
@@ -142,9 +137,5 @@ def transpose_back(x: np.ndarray, matrix: tuple[int, int] | None) -> np.ndarray:
 
 
 def tells_of_a_failure(header: bytes) -> bool:
-    """Whether zeros were received in a payload's place: the sender failed, and did not want others to wait.
-
-    Args:
-        header: the payload's header.
-    """
+    """Whether zeros came in place of a payload's header: the sender failed, and wanted no one to wait."""
     return not any(header)

@@ -12,10 +12,5 @@ LONG = 2**19
 
 
 def as_sum(size: int, length: int) -> bool:
-    """Whether ranks gather messages as a sum.
-
-    Args:
-        size: the number of ranks.
-        length: the bytes of every rank's message.
-    """
+    """Whether ``size`` ranks gather messages, each of ``length`` bytes, as a sum."""
     return size == 2 and length >= LONG and length % 4 == 0

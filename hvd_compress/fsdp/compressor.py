@@ -398,11 +398,7 @@ class Compressor(ProcessGroupCompressor):
         return _Outcome(*map(bool, words.tolist()))
 
     def _agree(self, problem: Exception | None = None) -> None:
-        """Compares settings over the whole mesh; an error on one rank makes all ranks raise.
-
-        Args:
-            problem: the error on this rank, or None.
-        """
+        """Compares settings over the whole mesh; an error on one rank makes all ranks raise."""
         if self._agreed or self._former is not None:
             return
         own = None if problem is None else f"{type(problem).__name__}: {problem}"

@@ -87,12 +87,7 @@ class FixedArrays(tuple[Any, ...]):
 
     @classmethod
     def cut(cls, buffer: Any, sizes: Sequence[int]) -> FixedArrays:
-        """The parts of a float32 tensor, shape=(n,), one behind the other.
-
-        Args:
-            buffer: the tensor.
-            sizes: the number of elements in each part, n in all.
-        """
+        """The parts, of ``sizes`` elements, of a float32 tensor, shape=(n,), one behind the other."""
         made = cls(buffer.split_with_sizes(sizes))
         begins, dtypes = _offsets(tuple(sizes))
         addresses = Addresses(begins + buffer.data_ptr(), dtypes, {DTYPES["float32"]})

@@ -157,10 +157,7 @@ def check_dtype(what: str, array: Any, dtype: str) -> None:
 def open_library(path: Path, signatures: Signatures, version: tuple[str, int]) -> ctypes.CDLL:
     """Loads an existing library and declares its functions.
 
-    Args:
-        path: the path of the shared object.
-        signatures: the library's functions.
-        version: the function that returns the version of the library's interface, and the expected version.
+    ``version`` has the name of the function that returns the interface's version, and the expected version.
 
     Raises:
         KernelError: the library has another version.

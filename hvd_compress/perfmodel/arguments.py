@@ -115,13 +115,7 @@ def routes(codecs: Sequence[str], exchanges: Sequence[str]) -> list[Route]:
 
 
 def add_machine(parser: ArgumentParser, profiles: Mapping[str, Profile], default: str) -> None:
-    """Adds the arguments that choose a profile and change it.
-
-    Args:
-        parser: the parser to which the arguments are added.
-        profiles: the profiles to choose from, by name.
-        default: the name of the default profile.
-    """
+    """Adds the arguments that choose a profile, by name, and change it."""
     add = parser.add_argument
     add(
         "--machine",

@@ -249,11 +249,7 @@ class Planner:
 
 
 def check_state(who: str, state: Any) -> None:
-    """Raises unless :meth:`Planner.restore` accepts a state.
-
-    Args:
-        who: the beginning of the message.
-        state: the value to check, from :meth:`Planner.state`.
+    """Raises unless :meth:`Planner.restore` accepts a state; ``who`` begins the message.
 
     Raises:
         TypeError, ValueError: the state is not valid.

@@ -91,12 +91,9 @@ def note_collectives() -> None:
 def hold(work: dist.Work, call: Callable[..., None], group: dist.ProcessGroup) -> None:
     """Holds a collective and its process group until the group's thread has released the collective.
 
-    Args:
-        work: the collective, which has been started.
-        call: the callback of the collective's future. Nothing else may keep a reference to it. Frames in
-            the traceback of an error keep references to a function, to their callers and to all their
-            variables, so the callback should be a partial.
-        group: the process group of the collective.
+    Nothing else may keep a reference to ``call``, the callback of the collective's future. Frames in the
+    traceback of an error keep references to a function, to their callers and to all their variables, so the
+    callback should be a partial.
     """
     _let_go()
     with _lock:

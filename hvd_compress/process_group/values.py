@@ -55,8 +55,7 @@ def tell(ranks: Collectives, value: Any, problem: Exception | None = None) -> li
 def problem_told(group: dist.ProcessGroup | None) -> Iterator[None]:
     """Tells the other ranks, which call :func:`tell` after this block, of an error in it.
 
-    Args:
-        group: the ranks; None is the default group. Without a process group, there is no one to tell.
+    Without a process group, there is no one to tell.
     """
     try:
         yield
@@ -99,13 +98,9 @@ def gather_states(
 
 
 def broadcast_state(ranks: Collectives, state: Any, source: int, elements: int) -> Any:
-    """Returns one rank's state on every rank.
+    """Returns the state of the rank ``source`` on every rank; the others' are not used.
 
-    Args:
-        ranks: the collectives among the ranks, all of which have to call it.
-        state: the state, see :func:`gather_states`; only the source's is used.
-        source: the rank with the state.
-        elements: see :func:`gather_states`.
+    For the other arguments, see :func:`gather_states`.
 
     Raises:
         ExchangeError: the state is too long, or ``torch.load`` cannot read it with ``weights_only=True``

@@ -27,11 +27,7 @@ def check(gathered: bytes) -> None:
 
 
 def compare(configurations: Sequence[dict[str, Any]]) -> None:
-    """Raises :class:`ExchangeError`, with each rank's value of each setting that differs.
-
-    Args:
-        configurations: the ranks' configurations, in rank order.
-    """
+    """Raises :class:`ExchangeError`, with each rank's value of each setting that differs, in rank order."""
     ranks = [_flatten(settings) for settings in configurations]
     settings = sorted(set().union(*ranks))
     differing = [s for s in settings if len({_canonical(rank, s) for rank in ranks}) > 1]

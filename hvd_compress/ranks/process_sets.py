@@ -26,14 +26,10 @@ def registered(hvd: Any, process_set: Any | None) -> Any:
 
 
 def among(hvd: Any, known: dict[int, list[int]], ranks: Sequence[int]) -> Any:
-    """The process set of some of the job's ranks.
+    """The process set of some of the job's ranks, which are in increasing order.
 
     Blocks until all of the job's ranks have called it, unless Horovod already knows the process set.
-
-    Args:
-        hvd: the module of the framework.
-        known: the ranks of the process sets that Horovod knows, by their numbers.
-        ranks: the ranks, in increasing order.
+    ``known`` has the ranks of those that it knows, by their numbers.
 
     Raises:
         ExchangeError: Horovod does not take process sets now.

@@ -51,14 +51,9 @@ def reduction_scale(
 ) -> float:
     """The factor on the sum of the ranks' gradients that Horovod's operation implies.
 
-    Args:
-        reduced: the token after Horovod's allreduce, including its scaling.
-        participants: the sum of the tokens of the ranks that take part.
-        size: the number of ranks in the compressor's process set.
-        name: the tensor's name, for the message.
-
-    Returns:
-        ``1 / size`` for Average, with or without predivide factors, and ``1`` for Sum.
+    It is ``1 / size`` for Average, with or without predivide factors, and ``1`` for Sum. ``reduced`` is the
+    token after Horovod's allreduce, including its scaling; ``participants`` is the sum of the tokens of
+    the ranks that take part, out of ``size``.
 
     Raises:
         ExchangeError: the operation is Min, Max, Product or Adasum, or is in another process set.

@@ -25,10 +25,7 @@ def serialize(value: Any) -> bytes:
 
 
 def deserialize(contents: Sequence[bytes]) -> list[Any]:
-    """The ranks' values, from the results of :func:`serialize`.
-
-    Args:
-        contents: the results, in the order of ranks.
+    """The ranks' values, from the results of :func:`serialize` in rank order.
 
     Raises:
         ExchangeError: a rank's content is not JSON.

@@ -72,8 +72,7 @@ class Participation:
     def known(self, timeout: float) -> bool:
         """Whether it is known which ranks take part, and that they agree.
 
-        Args:
-            timeout: seconds to wait for slower ranks.
+        Waits up to ``timeout`` seconds for slower ranks.
 
         Raises:
             ExchangeError: the ranks' settings differ; raised on every rank.
@@ -86,8 +85,7 @@ class Participation:
     def checked(self, timeout: float) -> bool:
         """Whether it is known which ranks take part; asked before any rank sends its settings.
 
-        Args:
-            timeout: seconds to wait for slower ranks.
+        Waits up to ``timeout`` seconds for slower ranks.
         """
         if self._checking is not None:
             if not self._checking.done(timeout):
