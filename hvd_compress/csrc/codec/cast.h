@@ -3,7 +3,6 @@
 #define HVDC_CODEC_CAST_H_
 
 #include "codec/coder.h"
-#include "codec/feedback.h"
 #include "codec/rounding.h"
 
 namespace hvdc {

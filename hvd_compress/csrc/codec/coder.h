@@ -1,4 +1,5 @@
-// The interface of a coder: the mathematics of one codec for a group of elements.
+// The interface of a coder, the mathematics of one codec for a group of elements, and what coders
+// share.
 //
 // A coder has
 //   SetGroup(scale)          the group that follows;
@@ -43,6 +44,28 @@ struct Coder {
   // Whether it has Codes(), for several vectors at a time.
   static constexpr bool kTogether = false;
 };
+
+template <class V>
+HVDC_HD typename V::I AbsBits(typename V::F x) {
+  return V::And(V::Bits(x), V::SetI(0x7FFFFFFFu));
+}
+
+template <class V>
+HVDC_HD typename V::F Abs(typename V::F x) {
+  return V::FromBits(AbsBits<V>(x));
+}
+
+template <class V>
+HVDC_HD typename V::M IsFinite(typename V::F x) {
+  return V::LessI(AbsBits<V>(x), V::SetI(kInfinityBits));
+}
+
+// Error feedback around every codec: x = g + alpha h goes out, h <- (beta h + g) - decoded stays.
+// This is g + factor h, with either factor: the order of the terms does not change a sum's bits.
+template <class V>
+HVDC_HD typename V::F Compensate(typename V::F g, typename V::F h, typename V::F factor) {
+  return V::Add(g, V::Mul(factor, h));
+}
 
 }  // namespace HVDC_ARCH
 }  // namespace hvdc

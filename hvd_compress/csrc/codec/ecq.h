@@ -4,7 +4,6 @@
 #define HVDC_CODEC_ECQ_H_
 
 #include "codec/coder.h"
-#include "codec/feedback.h"
 #include "codec/half.h"
 #include "codec/philox.h"
 

@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "codec/coder.h"
-#include "codec/feedback.h"
 #include "codec/half.h"
 #include "codec/layout.h"
 

@@ -3,7 +3,6 @@
 #define HVDC_CODEC_ONEBIT_H_
 
 #include "codec/coder.h"
-#include "codec/feedback.h"
 #include "codec/half.h"
 
 namespace hvdc {

@@ -2,7 +2,7 @@
 #ifndef HVDC_CODEC_ROUNDING_H_
 #define HVDC_CODEC_ROUNDING_H_
 
-#include "codec/feedback.h"
+#include "codec/coder.h"
 #include "codec/philox.h"
 
 namespace hvdc {

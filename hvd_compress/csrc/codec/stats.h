@@ -4,7 +4,6 @@
 
 #include "codec/coder.h"
 #include "codec/ecq.h"
-#include "codec/feedback.h"
 #include "codec/int8.h"
 #include "codec/onebit.h"
 #include "codec/ternary.h"

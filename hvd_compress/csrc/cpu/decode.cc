@@ -3,7 +3,6 @@
 // parts stand follows from what they say.
 #include <string.h>
 
-#include "codec/header.h"
 #include "codec/rans.h"
 #include "cpu/jobs.h"
 #include "cpu/kernels.h"

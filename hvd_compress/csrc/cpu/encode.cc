@@ -2,7 +2,6 @@
 // the entropy code, then headers.
 #include <string.h>
 
-#include "codec/header.h"
 #include "cpu/entropy.h"
 #include "cpu/fp_env.h"
 #include "cpu/jobs.h"

@@ -2,7 +2,6 @@
 #ifndef HVDC_CPU_LEVEL_BLOCKS_H_
 #define HVDC_CPU_LEVEL_BLOCKS_H_
 
-#include "codec/lanes.h"
 #include "cpu/decode_blocks.h"
 #include "cpu/encode_blocks.h"
 

@@ -1,6 +1,5 @@
 // Integer sums: norms of tensors, levels in lanes with norms that the ranks agree on, and their
 // sums back.
-#include "codec/lanes.h"
 #include "codec/layout.h"
 #include "cpu/fp_env.h"
 #include "cpu/jobs.h"

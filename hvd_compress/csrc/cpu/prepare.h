@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "codec/cast.h"
-#include "codec/feedback.h"
 #include "codec/layout.h"
 #include "codec/stats.h"
 #include "codec/sums.h"

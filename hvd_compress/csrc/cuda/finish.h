@@ -2,7 +2,6 @@
 #ifndef HVDC_CUDA_FINISH_H_
 #define HVDC_CUDA_FINISH_H_
 
-#include "codec/header.h"
 #include "codec/onebit.h"
 #include "cuda/grid.h"
 
