@@ -7,7 +7,6 @@
 #include "codec/layout.h"
 #include "codec/philox.h"
 #include "cpu/kernels.h"
-#include "cpu/tables.h"
 
 namespace hvdc {
 
@@ -38,10 +37,8 @@ inline bool ValidMessage(const void* message) {
   return message && reinterpret_cast<uintptr_t>(message) % 4 == 0;
 }
 
-inline const Int8Tables* TablesOf(const hvdc_spec& spec) {
-  const bool needed = spec.codec == HVDC_INT8 && spec.variant != HVDC_LINEAR;
-  return needed ? &GetInt8Tables(spec.variant) : nullptr;
-}
+// The tables of a spec's coder, made when first asked for; null where it has none.
+const Int8Tables* TablesOf(const hvdc_spec& spec);
 
 // The job that encodes a valid tensor, without its place in a message.
 inline EncodeJob MakeEncodeJob(const hvdc_tensor& tensor) {
