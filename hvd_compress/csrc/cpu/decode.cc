@@ -39,20 +39,6 @@ struct Culprit {
   int32_t rank = -1;
 };
 
-// The job that decodes a valid tensor, without its output.
-DecodeJob MakeDecodeJob(const hvdc_spec& spec, uint64_t step, const void* payloads, int64_t stride,
-                        int32_t count) {
-  DecodeJob job = {};
-  job.spec = &spec;
-  job.tables = TablesOf(spec);
-  job.layout = base::MakeLayout(spec);
-  job.payloads = static_cast<const uint8_t*>(payloads);
-  job.stride = stride;
-  job.count = count;
-  job.step = static_cast<uint32_t>(step);
-  return job;
-}
-
 bool ValidStride(const DecodeJob& job) {
   return job.count < 2 || (job.stride >= job.layout.payload_bytes && job.stride % 4 == 0);
 }
@@ -150,13 +136,11 @@ extern "C" int hvdc_decode_batch(hvdc_tensor* tensors, int64_t count, const void
   for (*bad = 0; *bad < count; ++*bad) {
     const hvdc_tensor& tensor = tensors[*bad];
     if (!ValidTensor(tensor)) return HVDC_BAD_SPEC;
-    const uint8_t* payloads = static_cast<const uint8_t*>(message) + tensor.offset;
-    DecodeJob& job = jobs[*bad];
-    job = MakeDecodeJob(tensor.spec, tensor.noise.step, payloads, stride, ranks);
+    DecodeJob& job = jobs[*bad] = MakeDecodeJob(tensor, scale);
+    job.payloads = static_cast<const uint8_t*>(message) + tensor.offset;
+    job.stride = stride;
+    job.count = ranks;
     if (!ValidPlace(tensor, job.layout.payload_bytes) || !ValidStride(job)) return HVDC_BAD_SIZE;
-    job.scale = scale;
-    job.out = tensor.values;
-    job.dtype = tensor.dtype;
   }
   Culprit culprit;
   const int status = Run(jobs.data(), count, threads, &culprit);

@@ -63,6 +63,19 @@ inline EncodeJob MakeEncodeJob(const hvdc_tensor& tensor) {
   return job;
 }
 
+// The job that decodes to a valid tensor, without payloads.
+inline DecodeJob MakeDecodeJob(const hvdc_tensor& tensor, float scale) {
+  DecodeJob job = {};
+  job.spec = &tensor.spec;
+  job.tables = TablesOf(tensor.spec);
+  job.layout = base::MakeLayout(tensor.spec);
+  job.step = static_cast<uint32_t>(tensor.noise.step);
+  job.scale = scale;
+  job.out = tensor.values;
+  job.dtype = tensor.dtype;
+  return job;
+}
+
 // Lets residuals that are written elsewhere go past the caches, where there are so many that the
 // next step would not find them there: a usual store first reads what it overwrites.
 inline void StreamResiduals(EncodeJob* jobs, int64_t count) {

@@ -51,27 +51,6 @@ bool ValidArray(const hvdc_tensor* tensors, int64_t count, int64_t** bad, int64_
   return count == 0 || (count > 0 && tensors);
 }
 
-DecodeJob MakeDecodeJob(const hvdc_spec& spec, int dtype) {
-  DecodeJob job = {};
-  job.spec = &spec;
-  job.layout = base::MakeLayout(spec);
-  job.dtype = dtype;
-  return job;
-}
-
-int Decode(const DecodeJob* jobs, const LevelWords* levels, int64_t count, int threads) {
-  const Tasks<DecodeJob> tasks(jobs, count);
-  if (!tasks) return HVDC_NO_MEMORY;
-  threads = ClampThreads(threads, tasks.count());
-  const ScratchSet scratch(tasks.largest_block(), threads);
-  if (!scratch) return HVDC_NO_MEMORY;
-  const Kernels& kernels = CurrentKernels();
-  tasks.Run(threads, [&](int64_t tensor, int64_t first, int64_t last, int worker) {
-    kernels.decode_levels(jobs[tensor], levels[tensor], first, last, scratch.Of(worker));
-  });
-  return HVDC_OK;
-}
-
 }  // namespace
 }  // namespace hvdc
 
@@ -159,13 +138,20 @@ extern "C" int hvdc_level_decode_batch(hvdc_tensor* tensors, int64_t count, cons
   for (*bad = 0; *bad < count; ++*bad) {
     const hvdc_tensor& tensor = tensors[*bad];
     if (!ValidTensor(tensor) || !HoldLevels(tensor.spec, tensor.bits)) return HVDC_BAD_SPEC;
-    DecodeJob& job = jobs[*bad] = MakeDecodeJob(tensor.spec, tensor.dtype);
+    const DecodeJob& job = jobs[*bad] = MakeDecodeJob(tensor, scale);
     if (!ValidNorms(tensor, job.layout, norms)) return HVDC_BAD_SIZE;
     if (!ValidWords(tensor, job.layout, message)) return HVDC_BAD_SIZE;
-    job.scale = scale;
-    job.out = tensor.values;
     levels[*bad] = WordsAt(tensor, norms, message);
   }
   *bad = -1;
-  return Decode(jobs.data(), levels.data(), count, threads);
+  const Tasks<DecodeJob> tasks(jobs.data(), count);
+  if (!tasks) return HVDC_NO_MEMORY;
+  threads = ClampThreads(threads, tasks.count());
+  const ScratchSet scratch(tasks.largest_block(), threads);
+  if (!scratch) return HVDC_NO_MEMORY;
+  const Kernels& kernels = CurrentKernels();
+  tasks.Run(threads, [&](int64_t tensor, int64_t first, int64_t last, int worker) {
+    kernels.decode_levels(jobs[tensor], levels[tensor], first, last, scratch.Of(worker));
+  });
+  return HVDC_OK;
 }
