@@ -1,7 +1,9 @@
-// The sums from which a group's scale is made, added up lane by lane.
+// From a spec to its coder, and to the sums from which a group's scale is made, added up lane by
+// lane.
 #ifndef HVDC_CODEC_STATS_H_
 #define HVDC_CODEC_STATS_H_
 
+#include "codec/cast.h"
 #include "codec/coder.h"
 #include "codec/ecq.h"
 #include "codec/int8.h"
@@ -101,6 +103,37 @@ struct Accumulator {
   typename V::D sum, square;
   int32_t above = 0;
 };
+
+template <class C>
+struct CoderType {
+  using Type = C;
+};
+
+// Calls call with the CoderType of a valid spec whose codec sends every element.
+template <class V, class Call>
+auto WithCoder(const hvdc_spec& spec, const Call& call) {
+  switch (spec.codec) {
+    case HVDC_ONEBIT:
+      if (spec.grouping >= HVDC_ROW) return call(CoderType<OneBitMatrixCoder<V>>());
+      return call(CoderType<OneBitCoder<V>>());
+    case HVDC_INT8:
+      if (spec.variant == HVDC_LINEAR) return call(CoderType<LinearCoder<V>>());
+      if (spec.variant == HVDC_E4M3) return call(CoderType<E4M3Coder<V>>());
+      if (spec.variant == HVDC_E5M2) return call(CoderType<E5M2Coder<V>>());
+      return call(CoderType<TableCoder<V>>());
+    case HVDC_TERNARY:
+      return call(CoderType<TernaryCoder<V>>());
+    case HVDC_ECQ:
+      return call(CoderType<EcqCoder<V>>());
+    case HVDC_FP16:
+      return call(CoderType<HalfCoder<V>>());
+    case HVDC_BF16:
+      if (spec.variant == HVDC_STOCHASTIC) return call(CoderType<StochasticBfloatCoder<V>>());
+      return call(CoderType<BfloatCoder<V>>());
+    default:
+      return call(CoderType<FloatCoder<V>>());
+  }
+}
 
 }  // namespace HVDC_ARCH
 }  // namespace hvdc

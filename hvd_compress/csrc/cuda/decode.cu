@@ -133,7 +133,7 @@ Work<Jobs> DecodeWork(const DecodeJob& job) {
   if (job.spec.codec == HVDC_TOPK) return TopKDecodeWork<Jobs>(job);
   constexpr int64_t kSpans = 4;  // of a thread's quads
   const int64_t blocks = (BlocksForQuads(job.layout.count) + kSpans - 1) / kSpans;
-  return WithCoder(job.spec, [&](auto coder) -> Work<Jobs> {
+  return WithCoder<Thread>(job.spec, [&](auto coder) -> Work<Jobs> {
     using C = typename decltype(coder)::Type;
     return {Decode<C, Jobs>, blocks, PayloadSums::Bytes(job.count)};
   });

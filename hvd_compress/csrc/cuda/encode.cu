@@ -142,7 +142,7 @@ Work<Jobs> EncodeWork(const EncodeJob& job) {
   if (job.spec.codec == HVDC_TOPK) return TopKEncodeWork<Jobs>(job);
   return WithResidual(job, [&](auto residual) {
     constexpr int kResidual = decltype(residual)::value;
-    return WithCoder(job.spec, [&](auto coder) -> Work<Jobs> {
+    return WithCoder<Thread>(job.spec, [&](auto coder) -> Work<Jobs> {
       using C = typename decltype(coder)::Type;
       if constexpr (!C::kCast && !std::is_same<C, OneBitMatrixCoder<Thread>>::value) {
         if (job.passes.held) {

@@ -4,11 +4,7 @@
 
 #include <type_traits>
 
-#include "codec/cast.h"
-#include "codec/ecq.h"
-#include "codec/int8.h"
-#include "codec/onebit.h"
-#include "codec/ternary.h"
+#include "codec/stats.h"
 #include "cuda/grid.h"
 #include "cuda/kernels.h"
 #include "simd/thread.h"
@@ -80,37 +76,6 @@ auto WithResidual(const EncodeJob& job, const Call& call) {
     return call(std::integral_constant<int, HVDC_DTYPE_BFLOAT16>());
   }
   return call(std::integral_constant<int, HVDC_DTYPE_FLOAT32>());
-}
-
-template <class C>
-struct CoderType {
-  using Type = C;
-};
-
-// Calls call with the CoderType of a valid spec.
-template <class Call>
-auto WithCoder(const hvdc_spec& spec, const Call& call) {
-  switch (spec.codec) {
-    case HVDC_ONEBIT:
-      if (spec.grouping >= HVDC_ROW) return call(CoderType<OneBitMatrixCoder<Thread>>());
-      return call(CoderType<OneBitCoder<Thread>>());
-    case HVDC_INT8:
-      if (spec.variant == HVDC_LINEAR) return call(CoderType<LinearCoder<Thread>>());
-      if (spec.variant == HVDC_E4M3) return call(CoderType<E4M3Coder<Thread>>());
-      if (spec.variant == HVDC_E5M2) return call(CoderType<E5M2Coder<Thread>>());
-      return call(CoderType<TableCoder<Thread>>());
-    case HVDC_TERNARY:
-      return call(CoderType<TernaryCoder<Thread>>());
-    case HVDC_ECQ:
-      return call(CoderType<EcqCoder<Thread>>());
-    case HVDC_FP16:
-      return call(CoderType<HalfCoder<Thread>>());
-    case HVDC_BF16:
-      if (spec.variant == HVDC_STOCHASTIC) return call(CoderType<StochasticBfloatCoder<Thread>>());
-      return call(CoderType<BfloatCoder<Thread>>());
-    default:
-      return call(CoderType<FloatCoder<Thread>>());
-  }
 }
 
 }  // namespace HVDC_ARCH
