@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include <type_traits>
+
 #include "codec/cast.h"
 #include "codec/layout.h"
 #include "codec/stats.h"
@@ -100,44 +102,31 @@ struct Preparer {
   }
 };
 
-template <class V, StatsKind kKind, int kDtype>
-inline PrepareFunction PickMode(Mode mode) {
-  switch (mode) {
-    case Mode::kNone:
-      return Preparer<V, kKind, kDtype, Mode::kNone>::Run;
-    case Mode::kShared:
-      return Preparer<V, kKind, kDtype, Mode::kShared>::Run;
-    default:
-      return Preparer<V, kKind, kDtype, Mode::kGeneral>::Run;
+// Calls call with the constant that value is; it is the last of them if it is none of the others.
+template <auto first, auto... rest, class Value, class Call>
+auto WithOneOf(Value value, const Call& call) {
+  if constexpr (sizeof...(rest) > 0) {
+    if (value != first) return WithOneOf<rest...>(value, call);
   }
+  return call(std::integral_constant<decltype(first), first>());
 }
 
-template <class V, StatsKind kKind>
-inline PrepareFunction PickDtype(int dtype, Mode mode) {
-  switch (dtype) {
-    case HVDC_DTYPE_FLOAT32:
-      return PickMode<V, kKind, HVDC_DTYPE_FLOAT32>(mode);
-    case HVDC_DTYPE_FLOAT16:
-      return PickMode<V, kKind, HVDC_DTYPE_FLOAT16>(mode);
-    default:
-      return PickMode<V, kKind, HVDC_DTYPE_BFLOAT16>(mode);
-  }
+template <class Call>
+auto WithDtype(int dtype, const Call& call) {
+  return WithOneOf<HVDC_DTYPE_FLOAT32, HVDC_DTYPE_FLOAT16, HVDC_DTYPE_BFLOAT16>(dtype, call);
 }
 
 template <class V>
 inline PrepareFunction PickPrepare(StatsKind kind, int dtype, Mode mode) {
-  switch (kind) {
-    case StatsKind::kNone:
-      return PickDtype<V, StatsKind::kNone>(dtype, mode);
-    case StatsKind::kSides:
-      return PickDtype<V, StatsKind::kSides>(dtype, mode);
-    case StatsKind::kLargest:
-      return PickDtype<V, StatsKind::kLargest>(dtype, mode);
-    case StatsKind::kSquares:
-      return PickDtype<V, StatsKind::kSquares>(dtype, mode);
-    default:
-      return PickDtype<V, StatsKind::kMoments>(dtype, mode);
-  }
+  using S = StatsKind;
+  using M = Mode;
+  return WithOneOf<S::kNone, S::kSides, S::kLargest, S::kSquares, S::kMoments>(kind, [=](auto k) {
+    return WithDtype(dtype, [=](auto d) {
+      return WithOneOf<M::kNone, M::kShared, M::kGeneral>(mode, [](auto m) -> PrepareFunction {
+        return Preparer<V, decltype(k)::value, decltype(d)::value, decltype(m)::value>::Run;
+      });
+    });
+  });
 }
 
 // Rotates a block that has been prepared into scratch.lower, and takes its sums.

@@ -107,20 +107,12 @@ inline uint32_t ColumnStatsOf(const EncodeJob& job, int64_t row, int64_t rows, i
 template <class V>
 inline uint32_t ColumnStats(const EncodeJob& job, int64_t row, int64_t rows, int64_t column,
                             int64_t width, const ColumnSums& sums) {
-  switch (2 * job.dtype + (job.mode != Mode::kNone)) {
-    case 0:
-      return ColumnStatsOf<V, HVDC_DTYPE_FLOAT32, false>(job, row, rows, column, width, sums);
-    case 1:
-      return ColumnStatsOf<V, HVDC_DTYPE_FLOAT32, true>(job, row, rows, column, width, sums);
-    case 2:
-      return ColumnStatsOf<V, HVDC_DTYPE_FLOAT16, false>(job, row, rows, column, width, sums);
-    case 3:
-      return ColumnStatsOf<V, HVDC_DTYPE_FLOAT16, true>(job, row, rows, column, width, sums);
-    case 4:
-      return ColumnStatsOf<V, HVDC_DTYPE_BFLOAT16, false>(job, row, rows, column, width, sums);
-    default:
-      return ColumnStatsOf<V, HVDC_DTYPE_BFLOAT16, true>(job, row, rows, column, width, sums);
-  }
+  return WithDtype(job.dtype, [&](auto dtype) {
+    return WithOneOf<false, true>(job.mode != Mode::kNone, [&](auto residual) {
+      return ColumnStatsOf<V, decltype(dtype)::value, decltype(residual)::value>(
+          job, row, rows, column, width, sums);
+    });
+  });
 }
 
 }  // namespace HVDC_ARCH
