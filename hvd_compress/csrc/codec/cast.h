@@ -38,26 +38,16 @@ struct HalfCoder : Coder<CodeType::kHalf, Packing::kDirect, false> {
   HVDC_HD F Decode(I code, int64_t) const { return V::FromHalf(code); }
 };
 
-template <class V>
-struct BfloatCoder : Coder<CodeType::kHalf, Packing::kDirect, false> {
+// Rounded to nearest, or at random.
+template <class V, bool kRandom>
+struct BfloatCoder : Coder<CodeType::kHalf, Packing::kDirect, kRandom> {
   using F = typename V::F;
   using I = typename V::I;
 
   HVDC_HD explicit BfloatCoder(const CoderSetup&) {}
   HVDC_HD void SetGroup(const GroupScale&) {}
-  HVDC_HD I Code(F x, F) const { return ToBfloat<V>(x); }
-  HVDC_HD F Decode(I code, int64_t) const { return FromBfloat<V>(code); }
-};
-
-// The same at random.
-template <class V>
-struct StochasticBfloatCoder : Coder<CodeType::kHalf, Packing::kDirect, true> {
-  using F = typename V::F;
-  using I = typename V::I;
-
-  HVDC_HD explicit StochasticBfloatCoder(const CoderSetup&) {}
-  HVDC_HD void SetGroup(const GroupScale&) {}
   HVDC_HD I Code(F x, F uniform) const {
+    if constexpr (!kRandom) return ToBfloat<V>(x);
     const I rounded = RoundAtRandom<V>(x, V::template ShiftRight<8>(V::Truncate(uniform)));
     const typename V::M nan = V::LessI(V::SetI(kInfinityBits), AbsBits<V>(x));
     return V::SelectI(nan, V::SetI(0x7FC0), rounded);

@@ -128,8 +128,8 @@ auto WithCoder(const hvdc_spec& spec, const Call& call) {
     case HVDC_FP16:
       return call(CoderType<HalfCoder<V>>());
     case HVDC_BF16:
-      if (spec.variant == HVDC_STOCHASTIC) return call(CoderType<StochasticBfloatCoder<V>>());
-      return call(CoderType<BfloatCoder<V>>());
+      if (spec.variant == HVDC_STOCHASTIC) return call(CoderType<BfloatCoder<V, true>>());
+      return call(CoderType<BfloatCoder<V, false>>());
     default:
       return call(CoderType<FloatCoder<V>>());
   }
