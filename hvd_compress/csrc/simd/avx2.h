@@ -42,9 +42,7 @@ struct Avx2 {
   struct I {
     __m256i a, b;
   };
-  struct M {
-    __m256i a, b;
-  };  // 0 or all bits a lane
+  using M = I;  // 0 or all bits a lane
   struct D {
     __m256d v[4];
   };
@@ -140,9 +138,7 @@ struct Avx2 {
     if constexpr (distance == 8) return {x.b, x.a};
     return {SwapEight<distance>(x.a), SwapEight<distance>(x.b)};
   }
-  HVDC_HD static I Xor(I x, I y) {
-    return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)};
-  }
+  HVDC_HD static I Xor(I x, I y) { return Both<_mm256_xor_si256>(x, y); }
   HVDC_HD static F Add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
   HVDC_HD static F Sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
   HVDC_HD static F Mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
@@ -212,15 +208,9 @@ struct Avx2 {
     return {_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
             _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15)};
   }
-  HVDC_HD static I AddI(I x, I y) {
-    return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
-  }
-  HVDC_HD static I SubI(I x, I y) {
-    return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)};
-  }
-  HVDC_HD static I And(I x, I y) {
-    return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)};
-  }
+  HVDC_HD static I AddI(I x, I y) { return Both<_mm256_add_epi32>(x, y); }
+  HVDC_HD static I SubI(I x, I y) { return Both<_mm256_sub_epi32>(x, y); }
+  HVDC_HD static I And(I x, I y) { return Both<_mm256_and_si256>(x, y); }
   HVDC_HD static I Or(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
   template <int bits>
   HVDC_HD static I ShiftRight(I x) {
@@ -238,15 +228,9 @@ struct Avx2 {
     const __m128i by = _mm_cvtsi32_si128(bits);
     return {_mm256_sll_epi32(x.a, by), _mm256_sll_epi32(x.b, by)};
   }
-  HVDC_HD static I MulLow(I x, I y) {
-    return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)};
-  }
-  HVDC_HD static I MinI(I x, I y) {
-    return {_mm256_min_epi32(x.a, y.a), _mm256_min_epi32(x.b, y.b)};
-  }
-  HVDC_HD static I MaxI(I x, I y) {
-    return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)};
-  }
+  HVDC_HD static I MulLow(I x, I y) { return Both<_mm256_mullo_epi32>(x, y); }
+  HVDC_HD static I MinI(I x, I y) { return Both<_mm256_min_epi32>(x, y); }
+  HVDC_HD static I MaxI(I x, I y) { return Both<_mm256_max_epi32>(x, y); }
   HVDC_HD static I SelectI(M m, I x, I y) {
     return {_mm256_blendv_epi8(y.a, x.a, m.a), _mm256_blendv_epi8(y.b, x.b, m.b)};
   }
@@ -283,18 +267,11 @@ struct Avx2 {
     return {_mm256_castps_si256(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)),
             _mm256_castps_si256(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))};
   }
-  HVDC_HD static M LessI(I x, I y) {
-    return {_mm256_cmpgt_epi32(y.a, x.a), _mm256_cmpgt_epi32(y.b, x.b)};
-  }
-  HVDC_HD static M Not(M m) {
-    const __m256i ones = _mm256_set1_epi32(-1);
-    return {_mm256_xor_si256(m.a, ones), _mm256_xor_si256(m.b, ones)};
-  }
+  HVDC_HD static M LessI(I x, I y) { return Both<_mm256_cmpgt_epi32>(y, x); }
+  HVDC_HD static M Not(M m) { return Xor(m, SetI(~0u)); }
   HVDC_HD static int32_t FoldCount(int32_t count) { return count; }
   HVDC_HD static int Count(M m) { return _mm_popcnt_u32(Mask8(m.a)) + _mm_popcnt_u32(Mask8(m.b)); }
-  HVDC_HD static I Increment(I x, M m) {
-    return {_mm256_sub_epi32(x.a, m.a), _mm256_sub_epi32(x.b, m.b)};
-  }
+  HVDC_HD static I Increment(I x, M m) { return Both<_mm256_sub_epi32>(x, m); }
   HVDC_HD static uint32_t ToMaskBits(M m) {
     const int a = _mm256_movemask_ps(_mm256_castsi256_ps(m.a));
     const int b = _mm256_movemask_ps(_mm256_castsi256_ps(m.b));
@@ -347,6 +324,10 @@ struct Avx2 {
   HVDC_HD static uint64_t Unweighted(const WordSums& sums) { return Sum64(sums.plain); }
 
  private:
+  template <__m256i (*operation)(__m256i, __m256i)>
+  HVDC_HD static I Both(I x, I y) {
+    return {operation(x.a, y.a), operation(x.b, y.b)};
+  }
   HVDC_HD static uint32_t Mask8(__m256i m) {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(m)));
   }
