@@ -39,9 +39,6 @@ Work<Jobs> TopKEncodeWork(const EncodeJob& job);
 template <class Jobs>
 Work<Jobs> TopKDecodeWork(const DecodeJob& job);
 
-// Copies where *when is not 0: count residuals, in as few launches as can hold them.
-int Restore(const hvdc_cuda_residual* residuals, int64_t count, const uint32_t* when,
-            cudaStream_t stream);
 // What a workspace has before the first call.
 int Prepare(void* zeros, int64_t bytes, Int8Tables* tables, cudaStream_t stream);
 
