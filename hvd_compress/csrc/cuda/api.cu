@@ -175,42 +175,28 @@ extern "C" int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise,
   return Settle(status, *queue);
 }
 
-namespace {
-
-// What decoding and taking back check alike.
-int OpenPayloads(const hvdc_spec* spec, uint64_t step, const void* payloads, int64_t payload_bytes,
-                 int64_t stride, int32_t count, int dtype, hvdc_cuda_error* error, uint64_t tag,
-                 const hvdc_cuda_queue* queue, DecodeJob* job) {
-  if (count < 0 || (count && !payloads)) return HVDC_BAD_SPEC;
-  if (count > HVDC_CUDA_MAX_PAYLOADS) return HVDC_CUDA_TOO_LARGE;
-  Passes passes;
-  const int status = Open(spec, dtype, queue, job, &passes);
-  if (status != HVDC_OK) return status;
-  if (payload_bytes != job->layout.payload_bytes) return HVDC_BAD_SIZE;
-  if (count > 1 && stride < payload_bytes) return HVDC_BAD_SIZE;
-  if (!Aligned(payloads, 16) || (count > 1 && stride % 16)) return HVDC_CUDA_MISALIGNED;
-  job->step = static_cast<uint32_t>(step);
-  job->payloads = static_cast<const uint8_t*>(payloads);
-  job->stride = stride;
-  job->count = count;
-  job->error = error;
-  job->tag = tag;
-  job->jobs = 1;
-  return HVDC_OK;
-}
-
-}  // namespace
-
 extern "C" int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
                                     int64_t payload_bytes, int64_t stride, int32_t count,
                                     float scale, void* out, int dtype, uint32_t* flags,
                                     hvdc_cuda_error* error, uint64_t tag,
                                     const hvdc_cuda_queue* queue) {
   DecodeJob job = {};
-  int status = OpenPayloads(spec, step, payloads, payload_bytes, stride, count, dtype, error, tag,
-                            queue, &job);
+  if (count < 0 || (count && !payloads)) return HVDC_BAD_SPEC;
+  if (count > HVDC_CUDA_MAX_PAYLOADS) return HVDC_CUDA_TOO_LARGE;
+  Passes passes;
+  int status = Open(spec, dtype, queue, &job, &passes);
   if (status != HVDC_OK) return status;
+  if (payload_bytes != job.layout.payload_bytes) return HVDC_BAD_SIZE;
+  if (count > 1 && stride < payload_bytes) return HVDC_BAD_SIZE;
+  if (!Aligned(payloads, 16) || (count > 1 && stride % 16)) return HVDC_CUDA_MISALIGNED;
   if (!Aligned(out, ElementBytes(dtype))) return HVDC_CUDA_MISALIGNED;
+  job.step = static_cast<uint32_t>(step);
+  job.payloads = static_cast<const uint8_t*>(payloads);
+  job.stride = stride;
+  job.count = count;
+  job.error = error;
+  job.tag = tag;
+  job.jobs = 1;
   job.scale = scale;
   job.out = out;
   job.aligned = Aligned(out, 4 * ElementBytes(dtype));
