@@ -29,10 +29,6 @@ struct Thread {
   // Memory: of one element.
   __device__ static F Load(const float* p) { return *p; }
   __device__ static void Store(float* p, F x) { *p = x; }
-  __device__ static I LoadBytes(const uint8_t* p) { return *p; }
-  __device__ static I LoadSignedBytes(const uint8_t* p) {
-    return static_cast<uint32_t>(static_cast<int32_t>(static_cast<int8_t>(*p)));
-  }
   __device__ static I LoadShorts(const uint16_t* p) { return *p; }
   __device__ static void StoreShorts(uint16_t* p, I x) { *p = static_cast<uint16_t>(x); }
   __device__ static I Gather(const uint32_t* table, I index) { return table[index]; }
@@ -79,7 +75,6 @@ struct Thread {
   __device__ static I SetI(uint32_t x) { return x; }
   __device__ static I AddI(I x, I y) { return x + y; }
   __device__ static I SubI(I x, I y) { return x - y; }
-  __device__ static I MulLow(I x, I y) { return x * y; }
   __device__ static I And(I x, I y) { return x & y; }
   __device__ static I Or(I x, I y) { return x | y; }
   template <int bits>
@@ -90,8 +85,6 @@ struct Thread {
   __device__ static I ShiftLeft(I x) {
     return x << bits;
   }
-  __device__ static I ShiftRightBy(I x, int bits) { return x >> bits; }
-  __device__ static I ShiftLeftBy(I x, int bits) { return x << bits; }
   __device__ static I MinI(I x, I y) { return LessI(x, y) ? x : y; }
   __device__ static I MaxI(I x, I y) { return LessI(y, x) ? x : y; }
   __device__ static I SelectI(M m, I x, I y) { return m ? x : y; }
