@@ -227,7 +227,7 @@ class Compressor(tf.Module, HorovodCompressor):
                 :meth:`load_resized`, since the last exchange.
         """
         with tf.device(HOST):
-            self._ops.hvdc_drop_step(self._ledger)
+            self._ops.hvdc_tell(self._ledger, what="drop_step")
 
     def keep_step(self) -> None:
         """Says that the last exchange's results have been used: :meth:`drop_step` changes nothing then.
@@ -236,7 +236,7 @@ class Compressor(tf.Module, HorovodCompressor):
         exchange nothing. The call may be traced, before the exchange.
         """
         with tf.device(HOST):
-            self._ops.hvdc_used(self._ledger)
+            self._ops.hvdc_tell(self._ledger, what="used")
 
     def routes(self) -> dict[str, Route]:
         """The route of each gradient that has been traced, by name.
@@ -353,7 +353,7 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def _replace(self) -> None:
         """Called where other residuals replace those that the last exchange left."""
-        self._ops.hvdc_replace(self._ledger)
+        self._ops.hvdc_tell(self._ledger, what="replaced")
         self._step.forget_agreement()
 
     def _make_owner(self, **settings: Any) -> StateOwner:

@@ -95,7 +95,7 @@ class Step:
 
     def forget_agreement(self) -> None:
         """Makes the ranks compare their settings in the next step."""
-        self._ops.hvdc_agree(self._ledger, agreed=False)
+        self._ops.hvdc_tell(self._ledger, what="compare")
 
     def _same_place(self) -> tf.Operation:
         """Fails if Horovod has been initialized again and this rank has another place now.
@@ -120,7 +120,7 @@ class Step:
         gathered = self._collectives.all_gather(line, "configuration")
         same = tf.numpy_function(_check, [gathered], tf.bool)
         with tf.control_dependencies([same]):
-            agreed = self._ops.hvdc_agree(self._ledger, agreed=True)
+            agreed = self._ops.hvdc_tell(self._ledger, what="agreed")
         with tf.control_dependencies([agreed]):
             return tf.reshape(tf.identity(same), [])
 

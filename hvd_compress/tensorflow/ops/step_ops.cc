@@ -175,62 +175,33 @@ class BeginOp : public LedgerKernel<0> {
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcBegin").Device(DEVICE_CPU), BeginOp);
 
-REGISTER_OP("HvdcAgree")
+// Tells the ledger something. agreed: the ranks' settings have been compared. compare: they have to
+// be. drop_step: the last step is taken back. replaced: other residuals come in the place of those
+// of the last step, which can no longer be taken back. used: the last step's gradients have been
+// used, so that there is nothing to take back.
+REGISTER_OP("HvdcTell")
     .Input("ledger: resource")
-    .Attr("agreed: bool")
+    .Attr("what: {'agreed', 'compare', 'drop_step', 'replaced', 'used'}")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
-class AgreeOp : public LedgerKernel<0> {
+class TellOp : public LedgerKernel<0> {
  public:
-  explicit AgreeOp(OpKernelConstruction* context) : LedgerKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("agreed", &agreed_));
+  explicit TellOp(OpKernelConstruction* context) : LedgerKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("what", &what_));
   }
 
  private:
-  void Run(OpKernelContext* context, Ledger* ledger) override { ledger->Agree(agreed_); }
-
-  bool agreed_;
-};
-REGISTER_KERNEL_BUILDER(Name("HvdcAgree").Device(DEVICE_CPU), AgreeOp);
-
-// Takes the last step back.
-REGISTER_OP("HvdcDropStep")
-    .Input("ledger: resource")
-    .SetIsStateful()
-    .SetShapeFn(shape_inference::NoOutputs);
-
-struct DropStepOp : LedgerKernel<0> {
-  using LedgerKernel::LedgerKernel;
   void Run(OpKernelContext* context, Ledger* ledger) override {
-    OP_REQUIRES_OK(context, ledger->DropStep());
+    if (what_ == "agreed" || what_ == "compare") ledger->Agree(what_ == "agreed");
+    if (what_ == "drop_step") OP_REQUIRES_OK(context, ledger->DropStep());
+    if (what_ == "replaced") ledger->Replace();
+    if (what_ == "used") ledger->Used();
   }
+
+  std::string what_;
 };
-REGISTER_KERNEL_BUILDER(Name("HvdcDropStep").Device(DEVICE_CPU), DropStepOp);
-
-// Residuals are replaced: the last step can no longer be taken back.
-REGISTER_OP("HvdcReplace")
-    .Input("ledger: resource")
-    .SetIsStateful()
-    .SetShapeFn(shape_inference::NoOutputs);
-
-struct ReplaceOp : LedgerKernel<0> {
-  using LedgerKernel::LedgerKernel;
-  void Run(OpKernelContext* context, Ledger* ledger) override { ledger->Replace(); }
-};
-REGISTER_KERNEL_BUILDER(Name("HvdcReplace").Device(DEVICE_CPU), ReplaceOp);
-
-// The last step's gradients have been used: there is nothing to take back.
-REGISTER_OP("HvdcUsed")
-    .Input("ledger: resource")
-    .SetIsStateful()
-    .SetShapeFn(shape_inference::NoOutputs);
-
-struct UsedOp : LedgerKernel<0> {
-  using LedgerKernel::LedgerKernel;
-  void Run(OpKernelContext* context, Ledger* ledger) override { ledger->Used(); }
-};
-REGISTER_KERNEL_BUILDER(Name("HvdcUsed").Device(DEVICE_CPU), UsedOp);
+REGISTER_KERNEL_BUILDER(Name("HvdcTell").Device(DEVICE_CPU), TellOp);
 
 // The error of an earlier step on this rank, or an empty string; it is told once. late: whether
 // that step itself has raised no error.
