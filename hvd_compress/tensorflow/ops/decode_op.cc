@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "bucket.h"
-#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/platform/errors.h"
@@ -163,10 +162,7 @@ class DecodeOp : public OpKernel {
   int copies_, weight_;
   std::string what_;
 };
-REGISTER_KERNEL_BUILDER(Name("HvdcDecode").Device(DEVICE_CPU), DecodeOp);
-REGISTER_KERNEL_BUILDER(
-    Name("HvdcDecode").Device(DEVICE_GPU).HostMemory("encoded").HostMemory("ledger"), DecodeOp);
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcDecode");
+HVDC_REGISTER("HvdcDecode", DecodeOp, .HostMemory("encoded").HostMemory("ledger"));
 
 }  // namespace
 }  // namespace hvd_compress

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "bucket.h"
-#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/types.h"
@@ -252,16 +251,12 @@ class EncodeOp : public AsyncOpKernel {
   int64_t bucket_, warmup_, ranks_, length_;
   std::string what_;
 };
-REGISTER_KERNEL_BUILDER(Name("HvdcEncode").Device(DEVICE_CPU), EncodeOp);
-REGISTER_KERNEL_BUILDER(Name("HvdcEncode")
-                            .Device(DEVICE_GPU)
-                            .HostMemory("submitted")
-                            .HostMemory("everybody")
-                            .HostMemory("ledger")
-                            .HostMemory("sizes")
-                            .HostMemory("encoded"),
-                        EncodeOp);
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcEncode");
+HVDC_REGISTER("HvdcEncode", EncodeOp,
+              .HostMemory("submitted")
+                  .HostMemory("everybody")
+                  .HostMemory("ledger")
+                  .HostMemory("sizes")
+                  .HostMemory("encoded"));
 
 }  // namespace
 }  // namespace hvd_compress

@@ -16,6 +16,7 @@
 #include "kernels.h"
 #include "latch.h"
 #include "move.h"
+#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -139,6 +140,13 @@ class Ledger : public tensorflow::ResourceBase {
   std::shared_ptr<GpuKernels> gpu_;  // from the first operation on one
   std::array<double, kCounters> counters_{};
 };
+
+// Registers an operation for both devices. TensorFlow would put it where its resources are: some of
+// them are the host's. host: what is in the host's memory where the operation is on a GPU.
+#define HVDC_REGISTER(name, Op, host)                              \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(DEVICE_CPU), Op);      \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(DEVICE_GPU) host, Op); \
+  REGISTER_INPUT_COLOCATION_EXEMPTION(name)
 
 // The resource that an operation's input refers to. TensorFlow's own look-up would refuse those of
 // the host to operations on a GPU.

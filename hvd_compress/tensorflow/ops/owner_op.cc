@@ -7,7 +7,6 @@
 
 #include "bucket.h"
 #include "cpu/fp_env.h"
-#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/types.h"
@@ -178,9 +177,7 @@ class AverageOp : public OpKernel {
   bool numbers_, inner_;
   int ranks_;
 };
-REGISTER_KERNEL_BUILDER(Name("HvdcAverage").Device(DEVICE_CPU), AverageOp);
-REGISTER_KERNEL_BUILDER(Name("HvdcAverage").Device(DEVICE_GPU).HostMemory("ledger"), AverageOp);
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcAverage");
+HVDC_REGISTER("HvdcAverage", AverageOp, .HostMemory("ledger"));
 
 }  // namespace
 }  // namespace hvd_compress

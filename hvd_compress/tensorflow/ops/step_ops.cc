@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "ledger.h"
-#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -99,10 +98,7 @@ class VariableOp : public OpKernel {
     name->scalar<tstring>()() = HandleFromInput(context, 0).name();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("HvdcVariable").Device(DEVICE_CPU), VariableOp);
-REGISTER_KERNEL_BUILDER(
-    Name("HvdcVariable").Device(DEVICE_GPU).HostMemory("variable").HostMemory("name"), VariableOp);
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcVariable");
+HVDC_REGISTER("HvdcVariable", VariableOp, .HostMemory("variable").HostMemory("name"));
 
 // Fails where a function is called with other variables than those it was traced for. names: those
 // of HvdcVariable.
@@ -134,10 +130,7 @@ class SameVariablesOp : public OpKernel {
  private:
   std::vector<std::string> names_;
 };
-REGISTER_KERNEL_BUILDER(Name("HvdcSameVariables").Device(DEVICE_CPU), SameVariablesOp);
-REGISTER_KERNEL_BUILDER(Name("HvdcSameVariables").Device(DEVICE_GPU).HostMemory("variables"),
-                        SameVariablesOp);
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcSameVariables");
+HVDC_REGISTER("HvdcSameVariables", SameVariablesOp, .HostMemory("variables"));
 
 // Starts a step of a graph. token: a 1, on which the step's messages depend. standing: this rank's
 // numbers in the participation check: whether its settings are yet to be compared, and whether it
@@ -256,11 +249,7 @@ class UncompressedOp : public LedgerKernel<2> {
 
   int item_bytes_;
 };
-REGISTER_KERNEL_BUILDER(Name("HvdcUncompressed").Device(DEVICE_CPU), UncompressedOp);
-REGISTER_KERNEL_BUILDER(
-    Name("HvdcUncompressed").Device(DEVICE_GPU).HostMemory("token").HostMemory("ledger"),
-    UncompressedOp);
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcUncompressed");
+HVDC_REGISTER("HvdcUncompressed", UncompressedOp, .HostMemory("token").HostMemory("ledger"));
 
 // The tensor itself, as a value that no optimization of graphs takes for a constant.
 REGISTER_OP("HvdcValue")
@@ -294,9 +283,7 @@ struct ReturnedOp : LedgerKernel<1> {
     ledger->Returned();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("HvdcReturned").Device(DEVICE_CPU), ReturnedOp);
-REGISTER_KERNEL_BUILDER(Name("HvdcReturned").Device(DEVICE_GPU).HostMemory("ledger"), ReturnedOp);
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcReturned");
+HVDC_REGISTER("HvdcReturned", ReturnedOp, .HostMemory("ledger"));
 
 REGISTER_OP("HvdcCounters")
     .Input("ledger: resource")

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "bucket.h"
-#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -76,18 +75,13 @@ class SubmitOp : public OpKernel {
   std::shared_ptr<const Coder> coder_;
   int64_t bucket_, member_;
 };
-REGISTER_KERNEL_BUILDER(Name("HvdcSubmit").Device(DEVICE_CPU), SubmitOp);
-REGISTER_KERNEL_BUILDER(Name("HvdcSubmit")
-                            .Device(DEVICE_GPU)
-                            .HostMemory("begun")
-                            .HostMemory("residual")
-                            .HostMemory("owned")
-                            .HostMemory("exchanges")
-                            .HostMemory("ledger")
-                            .HostMemory("submitted"),
-                        SubmitOp);
-// The residuals are where the gradient is, but the ledger and the positions are the host's.
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcSubmit");
+HVDC_REGISTER("HvdcSubmit", SubmitOp,
+              .HostMemory("begun")
+                  .HostMemory("residual")
+                  .HostMemory("owned")
+                  .HostMemory("exchanges")
+                  .HostMemory("ledger")
+                  .HostMemory("submitted"));
 
 // submitted: the token of the gradient, which has the result's shape. An error waits for the step's
 // other gradients.
@@ -139,10 +133,7 @@ class ResultOp : public AsyncOpKernel {
  private:
   int64_t bucket_, member_;
 };
-REGISTER_KERNEL_BUILDER(Name("HvdcResult").Device(DEVICE_CPU), ResultOp);
-REGISTER_KERNEL_BUILDER(
-    Name("HvdcResult").Device(DEVICE_GPU).HostMemory("submitted").HostMemory("ledger"), ResultOp);
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdcResult");
+HVDC_REGISTER("HvdcResult", ResultOp, .HostMemory("submitted").HostMemory("ledger"));
 
 }  // namespace
 }  // namespace hvd_compress
