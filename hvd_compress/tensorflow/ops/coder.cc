@@ -91,24 +91,9 @@ Piece Coder::PieceOf(const TensorShape& shape, int64_t begin) const {
 }
 
 absl::Status Coder::Encode(OpKernelContext* context, Kernels* kernels,
-                           const std::vector<Piece>& pieces, int64_t step, const Tensor& gradient,
-                           Tensor* message, Var* residual, Tensor* before) const {
-  TF_RETURN_IF_ERROR(CheckTraced(gradient));
-  return EncodePieces(context, kernels, pieces.data(), pieces.size(), streams_.data(), step,
-                      gradient, message, residual, before);
-}
-
-absl::Status Coder::EncodeOwn(OpKernelContext* context, Kernels* kernels, const Piece& piece,
-                              int64_t step, const Tensor& average, Tensor* message, Var* residual,
-                              Tensor* before) const {
-  return EncodePieces(context, kernels, &piece, 1, &own_stream_, step, average, message, residual,
-                      before);
-}
-
-absl::Status Coder::EncodePieces(OpKernelContext* context, Kernels* kernels, const Piece* pieces,
-                                 size_t count, const int64_t* streams, int64_t step,
-                                 const Tensor& numbers, Tensor* message, Var* residual,
-                                 Tensor* before) const {
+                           const std::vector<Piece>& pieces, const std::vector<int64_t>& streams,
+                           int64_t step, const Tensor& numbers, Tensor* message, Var* residual,
+                           Tensor* before) const {
   const auto* from = static_cast<const char*>(numbers.data());
   uint8_t* to = message->flat<uint8_t>().data();
   mutex_lock lock(*residual->mu());
@@ -117,7 +102,7 @@ absl::Status Coder::EncodePieces(OpKernelContext* context, Kernels* kernels, con
     TF_RETURN_IF_ERROR(Current(context, kernels, numbers.NumElements(), residual, before));
     TF_RETURN_IF_ERROR(context->allocate_temp(before->dtype(), before->shape(), &next));
   }
-  for (size_t i = 0; i < count; ++i) {
+  for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
     if (piece.bytes == 0) continue;
     const hvdc_noise noise = NoiseOf(streams[i], step);

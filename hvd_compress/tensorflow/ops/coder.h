@@ -48,18 +48,16 @@ class Coder {
   // The rank with the first of the pieces, where the ranks of a host own them.
   int64_t first_rank() const { return own_stream_ - own_; }
 
-  // Encodes the pieces of a gradient into `message`, and moves the residual on, a variable of one
-  // float32 or bfloat16 an element that is empty at first; `before` is what it was.
-  absl::Status Encode(tensorflow::OpKernelContext* context, Kernels* kernels,
-                      const std::vector<Piece>& pieces, int64_t step,
-                      const tensorflow::Tensor& gradient, tensorflow::Tensor* message,
-                      tensorflow::Var* residual, tensorflow::Tensor* before) const;
+  // The ranks in the noise keys of the pieces, and of the average of the piece that this rank owns.
+  const std::vector<int64_t>& streams() const { return streams_; }
+  int64_t own_stream() const { return own_stream_; }
 
-  // The same for the average of the piece that this rank owns.
-  absl::Status EncodeOwn(tensorflow::OpKernelContext* context, Kernels* kernels, const Piece& piece,
-                         int64_t step, const tensorflow::Tensor& average,
-                         tensorflow::Tensor* message, tensorflow::Var* residual,
-                         tensorflow::Tensor* before) const;
+  // Encodes pieces of a gradient, or of an average, into `message`, and moves the residual on, a
+  // variable of one float32 or bfloat16 an element that is empty at first; `before` is what it was.
+  absl::Status Encode(tensorflow::OpKernelContext* context, Kernels* kernels,
+                      const std::vector<Piece>& pieces, const std::vector<int64_t>& streams,
+                      int64_t step, const tensorflow::Tensor& numbers, tensorflow::Tensor* message,
+                      tensorflow::Var* residual, tensorflow::Tensor* before) const;
 
   // Integer sums, on the CPU. The numbers of norms and of words of levels of a gradient.
   int64_t norms() const { return norms_; }
@@ -91,10 +89,6 @@ class Coder {
 
  private:
   Piece PieceOf(const tensorflow::TensorShape& shape, int64_t begin) const;
-  absl::Status EncodePieces(tensorflow::OpKernelContext* context, Kernels* kernels,
-                            const Piece* pieces, size_t count, const int64_t* streams, int64_t step,
-                            const tensorflow::Tensor& numbers, tensorflow::Tensor* message,
-                            tensorflow::Var* residual, tensorflow::Tensor* before) const;
   hvdc_noise NoiseOf(int64_t stream, int64_t step) const;
   hvdc_tensor LevelTensor(const tensorflow::Tensor& values, int64_t step) const;
   absl::Status CheckLevels(int status, const char* what) const;

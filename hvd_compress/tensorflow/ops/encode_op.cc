@@ -176,9 +176,11 @@ class EncodeOp : public AsyncOpKernel {
     for (Member& member : bucket->members) {
       const Coder& coder = *member.coder;
       Tensor before;
-      const absl::Status status =
-          coder.Encode(context, kernels.get(), member.*pieces, member.step, member.gradient,
-                       *message, member.residual.get(), &before);
+      absl::Status status = coder.CheckTraced(member.gradient);
+      if (status.ok()) {
+        status = coder.Encode(context, kernels.get(), member.*pieces, coder.streams(), member.step,
+                              member.gradient, *message, member.residual.get(), &before);
+      }
       if (!status.ok()) {
         ledger->Fail(std::string(status.message()));
         for (const Piece& piece : member.*pieces) {

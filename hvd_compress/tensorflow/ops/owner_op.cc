@@ -142,8 +142,8 @@ class AverageOp : public OpKernel {
     Piece whole = piece;  // of the average, whose residual it has to itself
     whole.begin = 0;
     Tensor before;
-    TF_RETURN_IF_ERROR(coder.EncodeOwn(context, kernels.get(), whole, member->step, average,
-                                       averages, member->owned.get(), &before));
+    TF_RETURN_IF_ERROR(coder.Encode(context, kernels.get(), {whole}, {coder.own_stream()},
+                                    member->step, average, averages, member->owned.get(), &before));
     const std::chrono::duration<double> averaging = averaged - started;
     const std::chrono::duration<double> encoding = std::chrono::steady_clock::now() - averaged;
     ledger->Count(kDecodeSeconds, averaging.count());
