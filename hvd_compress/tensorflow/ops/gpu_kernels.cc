@@ -15,15 +15,6 @@ using Memory = stream_executor::DeviceMemoryBase;
 
 int64_t RoundUp(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// A codec that widens or rounds each of `count` numbers.
-hvdc_spec Cast(uint32_t codec, int64_t count) {
-  hvdc_spec spec = {};
-  spec.codec = codec;
-  spec.rows = count;
-  spec.columns = 1;
-  return spec;
-}
-
 uint8_t* Aligned(const Tensor& memory) {
   return reinterpret_cast<uint8_t*>(RoundUp(reinterpret_cast<int64_t>(memory.data())));
 }
@@ -117,18 +108,10 @@ absl::Status GpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
 absl::Status GpuKernels::FlagNonfinite(const void* halves, int64_t count, bool*) {
   if (count == 0) return absl::OkStatus();
   // By the codec that keeps all of their bits: its payload has a flag.
-  const hvdc_spec spec = Cast(HVDC_FP16, count);
-  const int64_t bytes = hvdc_payload_bytes(&spec);
-  const hvdc_noise noise = {};
-  Tensor payload, same;
-  TF_RETURN_IF_ERROR(Allocate(bytes, &payload));
+  Tensor same;
   TF_RETURN_IF_ERROR(Allocate(count * static_cast<int64_t>(sizeof(uint16_t)), &same));
-  TF_RETURN_IF_ERROR(
-      Encode(spec, noise, halves, HVDC_DTYPE_FLOAT16, nullptr, payload.data(), bytes));
-  mutex_lock lock(mutex_);
-  const auto* const first = static_cast<const uint8_t*>(payload.data());
-  return Sum({spec, 0, first, bytes, bytes, 1}, {"a sum in float16", 0, 1, false, 0}, 1,
-             same.data(), HVDC_DTYPE_FLOAT16, true);
+  return Pass(HVDC_FP16, "a sum in float16", halves, HVDC_DTYPE_FLOAT16, count, 1, same.data(),
+              HVDC_DTYPE_FLOAT16, true);
 }
 
 absl::Status GpuKernels::RestoreIfFlagged(const void* before, void* after, int dtype,
@@ -143,16 +126,22 @@ absl::Status GpuKernels::RestoreIfFlagged(const void* before, void* after, int d
 absl::Status GpuKernels::Scale(const void* numbers, int from, int64_t count, float scale, void* out,
                                int to) {
   // By the codec that keeps all bits: such steps are rare.
-  const hvdc_spec spec = Cast(HVDC_FP32, count);
+  return Pass(HVDC_FP32, "an uncompressed sum", numbers, from, count, scale, out, to, false);
+}
+
+absl::Status GpuKernels::Pass(uint32_t codec, const char* what, const void* numbers, int from,
+                              int64_t count, float scale, void* out, int to, bool flagged) {
+  hvdc_spec spec = {};
+  spec.codec = codec;
+  spec.rows = count;
+  spec.columns = 1;
   const int64_t bytes = hvdc_payload_bytes(&spec);
-  const hvdc_noise noise = {};
   Tensor payload;
   TF_RETURN_IF_ERROR(Allocate(bytes, &payload));
-  TF_RETURN_IF_ERROR(Encode(spec, noise, numbers, from, nullptr, payload.data(), bytes));
+  TF_RETURN_IF_ERROR(Encode(spec, {}, numbers, from, nullptr, payload.data(), bytes));
   mutex_lock lock(mutex_);
   const auto* const first = static_cast<const uint8_t*>(payload.data());
-  return Sum({spec, 0, first, bytes, bytes, 1}, {"an uncompressed sum", 0, 1, false, 0}, scale, out,
-             to, false);
+  return Sum({spec, 0, first, bytes, bytes, 1}, {what, 0, 1, false, 0}, scale, out, to, flagged);
 }
 
 absl::Status GpuKernels::Prepare(const hvdc_spec& spec, hvdc_cuda_queue* queue) {

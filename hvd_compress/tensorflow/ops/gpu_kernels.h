@@ -57,6 +57,9 @@ class GpuKernels : public Kernels {
   absl::Status Sum(const Payloads& payloads, const Senders& senders, float scale, void* out,
                    int dtype, bool flagged);
   absl::Status Check(int status, const char* call) const;
+  // out = scale * numbers, through a payload of a codec that casts.
+  absl::Status Pass(uint32_t codec, const char* what, const void* numbers, int from, int64_t count,
+                    float scale, void* out, int to, bool flagged);
   uint64_t Remember(const Senders& senders);
   uint32_t* flags() { return static_cast<uint32_t*>(flags_.data()); }
 
