@@ -167,7 +167,7 @@ _DecodeBatch = ctypes.CFUNCTYPE(
 
 
 class _Functions(ctypes.Structure):
-    """``CodecFunctions`` of codec_functions.h."""
+    """``CodecFunctions`` of kernels.h."""
 
     _fields_ = [
         ("payload_bytes", _PayloadBytes),

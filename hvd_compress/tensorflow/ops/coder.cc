@@ -5,7 +5,6 @@
 #include <numeric>
 #include <utility>
 
-#include "codec_functions.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/errors.h"
 

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "codec/layout.h"
-#include "codec_functions.h"
 #include "tensorflow/core/framework/numeric_types.h"
 #include "tensorflow/core/platform/errors.h"
 

@@ -11,6 +11,15 @@
 
 namespace hvd_compress {
 
+// Who encodes and decodes with a codec: the native library, or Python, for a codec without kernels.
+struct CodecFunctions {
+  decltype(&hvdc_payload_bytes) payload_bytes;
+  decltype(&hvdc_encode_batch) encode_batch;
+  decltype(&hvdc_decode_batch) decode_batch;
+};
+
+const CodecFunctions& FunctionsOf(const hvdc_spec& spec);
+
 // The C interface's name of a type.
 int DtypeOf(tensorflow::DataType type);
 

@@ -15,11 +15,11 @@
 #include "absl/status/statusor.h"
 #include "kernels.h"
 #include "latch.h"
-#include "move.h"
 #include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/lib/core/refcount.h"
 #include "tensorflow/core/platform/mutex.h"
 
@@ -27,6 +27,29 @@ namespace hvd_compress {
 
 class Bucket;
 class GpuKernels;
+
+// A step's change of a residual: a step writes the next residual into a buffer of its own, so that
+// the one before is still there.
+struct Move {
+  tensorflow::core::RefCountPtr<tensorflow::Var> residual;
+  tensorflow::Tensor before;
+
+  std::shared_ptr<Kernels> kernels;  // that wrote it; null on the host
+
+  void TakeBack() {
+    tensorflow::mutex_lock lock(*residual->mu());
+    *residual->tensor() = before;
+  }
+
+  // Where only the device knows flags: undoes the move there, if a payload of the step is flagged.
+  absl::Status TakeBackIfFlagged() {
+    if (!kernels) return absl::OkStatus();
+    tensorflow::mutex_lock lock(*residual->mu());
+    tensorflow::Tensor* const after = residual->tensor();
+    return kernels->RestoreIfFlagged(before.data(), after->data(), DtypeOf(before.dtype()),
+                                     before.NumElements());
+  }
+};
 
 // Cumulative; the order is that of hvd_compress/tensorflow/compressor.py.
 enum Counter {
