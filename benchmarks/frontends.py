@@ -95,11 +95,13 @@ class GraphSide:
             )
             for slot, gradient in zip(self._slots, gradients, strict=True)
         ]
-        message = self._coder.encode(bucket, tokens[0], tf.constant(True), "payloads", ranks=1)
-        bucket.arrived, bucket.encoded = message.data, message.encoded
-        decoded = self._coder.decode(bucket, "payloads", copies=1)
+        run, first = self._coder.run, (tokens[0], tf.constant(True))
+        message, _, encoded = run(
+            "encode", bucket, *first, what="payloads", warmup=0, ranks=1, length=-1
+        )
+        decoded = run("decode", bucket, message, encoded, what="payloads", copies=1, weight=1)
         sums = [
-            self._coder.result(bucket, member, gradient, tokens[member])
+            run("result", bucket, tokens[member], gradient, member=member)
             for member, gradient in enumerate(gradients)
         ]
         with tf.control_dependencies([decoded, *sums]):

@@ -28,21 +28,6 @@ last, so that no computation hides the time to encode and decode them."""
 
 
 @dataclass(eq=False)
-class EncodedMessage:
-    """The first message of a bucket.
-
-    Attributes:
-        data: shape=(bytes,), uint8.
-        sizes: the number of bytes for each owner, shape=(owners,), int32.
-        encoded: whether the message is encoded, shape=(), bool; if not, it holds the gradients as float32.
-    """
-
-    data: tf.Tensor
-    sizes: tf.Tensor
-    encoded: tf.Tensor
-
-
-@dataclass(eq=False)
 class Bucket:
     """Gradients of one graph that travel together, the same ones on every rank.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.base import Shape
 from hvd_compress.exchanges.shards import Shared
-from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
+from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.native import spec_bytes
 from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.slots import Slot
@@ -76,7 +76,7 @@ class Coder:
         self._ops = operations
         self._ledger = ledger
         self._seed = seed
-        self._warmup_steps = warmup_steps
+        self.warmup_steps = warmup_steps
         self._threads = threads
         self._device = device
 
@@ -109,12 +109,12 @@ class Coder:
             The token that stands for the gradient, shape=(1,), float32.
         """
         slot = bucket.slots[member]
-        return self._on_device(self._ops.hvdc_submit)(
+        return self.run(
+            "submit",
+            bucket,
             gradient,
             begun,
             *state,
-            self._ledger,
-            bucket=bucket.number,
             member=member,
             begins=[begin for begin, _ in cut.parts],
             lengths=[end - begin for begin, end in cut.parts],
@@ -126,101 +126,19 @@ class Coder:
             **self._attributes(slot, cut.shared.codec if cut.shared else slot.route.codec),
         )
 
-    def encode(
-        self,
-        bucket: Bucket,
-        token: tf.Tensor,
-        everybody: tf.Tensor,
-        what: str,
-        *,
-        ranks: int,
-        length: int | None = None,
-    ) -> EncodedMessage:
-        """A bucket's first message, when all of its gradients are there; moves residuals on.
+    def run(self, operation: str, bucket: Bucket, *inputs: tf.Tensor, **attributes: Any) -> Any:
+        """Runs an operation on a bucket, on the device.
 
         Args:
+            operation: the end of its name, as in ``HvdcDecode``. The files in ``ops`` describe what each
+                does, its inputs, attributes and outputs.
             bucket: the bucket of the gradients.
-            token: the token of the first gradient.
-            everybody: whether all ranks take part in the step, shape=(), bool; if not, nothing is encoded.
-            what: ``"payloads"``, ``"numbers"`` of parts as they are, ``"inner"`` payloads of parts for
-                this host, or ``"norms"`` of an integer sum.
-            ranks: the number of ranks that gather the message.
-            length: the bytes of payloads that every rank sends; None is the length that the payloads have.
+            inputs: the inputs before the ledger.
+            attributes: the attributes besides the bucket.
         """
-        data, sizes, encoded = self._on_device(self._ops.hvdc_encode)(
-            token,
-            everybody,
-            self._ledger,
-            bucket=bucket.number,
-            what=what,
-            warmup=self._warmup_steps,
-            ranks=ranks,
-            length=-1 if length is None else length,
-        )
-        return EncodedMessage(data, sizes, encoded)
-
-    def average(
-        self, bucket: Bucket, parts: tf.Tensor, *, ranks: int, what: str = "payloads"
-    ) -> tf.Tensor:
-        """The owner's work: the payloads of the averages of what ranks sent.
-
-        Args:
-            bucket: the bucket of the gradients.
-            parts: the ranks' messages with this rank's parts, one after the other, shape=(bytes,), uint8.
-            ranks: the number of ranks.
-            what: ``"payloads"``, ``"numbers"`` of the gradients' types, or ``"inner"`` payloads.
-
-        Returns:
-            shape=(bytes,), uint8.
-        """
-        return self._on_device(self._ops.hvdc_average)(
-            parts, self._ledger, bucket=bucket.number, ranks=ranks, what=what
-        )
-
-    def levels(self, bucket: Bucket, norms: tf.Tensor) -> tf.Tensor:
-        """The levels of an integer sum with the largest norms of all ranks; moves residuals on.
-
-        Returns:
-            shape=(words,), int32: for each gradient levels in lanes, a 1 to count this rank by, a check.
-        """
-        return self._on_device(self._ops.hvdc_levels)(norms, self._ledger, bucket=bucket.number)
-
-    def decode(self, bucket: Bucket, what: str, *, copies: int, weight: int = 1) -> tf.Operation:
-        """Makes the results of what came back.
-
-        Args:
-            bucket: the bucket of the gradients.
-            what: ``"payloads"`` of whole gradients, ``"averages"`` of parts, or ``"levels"``.
-            copies: the number of payloads of the same numbers.
-            weight: the number of ranks whose gradients each payload averages.
-
-        Returns:
-            An operation without outputs, which has to be run.
-        """
-        return self._on_device(self._ops.hvdc_decode)(
-            bucket.arrived,
-            bucket.encoded,
-            self._ledger,
-            bucket=bucket.number,
-            what=what,
-            copies=copies,
-            weight=weight,
-        )
-
-    def result(
-        self, bucket: Bucket, member: int, gradient: tf.Tensor, token: tf.Tensor
-    ) -> tf.Tensor:
-        """The result, in the shape and dtype of the gradient, when its bucket has been decoded."""
-        return self._on_device(self._ops.hvdc_result)(
-            token, gradient, self._ledger, bucket=bucket.number, member=member
-        )
-
-    def _on_device(self, operation: Callable[..., Any]) -> Callable[..., Any]:
-        def placed(*inputs: Any, **rest: Any) -> Any:
-            with tf.device(self._device):
-                return operation(*inputs, **rest)
-
-        return placed
+        run = getattr(self._ops, f"hvdc_{operation}")
+        with tf.device(self._device):
+            return run(*inputs, self._ledger, bucket=bucket.number, **attributes)
 
     def _attributes(self, slot: Slot, codec: Codec) -> dict[str, Any]:
         return {

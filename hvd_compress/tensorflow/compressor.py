@@ -33,7 +33,7 @@ from hvd_compress.ranks import names, process_sets
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.launch import warn_of_separate_jobs
-from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
+from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges import registry
@@ -533,11 +533,10 @@ class Compressor(tf.Module, HorovodCompressor):
         ordered = cut.ordered(gradient)
         token = self._coder.submit(bucket, member, ordered, beginning.begun, cut, state)
         if member == 0:
-            message = exchange.encode(bucket, token, beginning.everybody)
-            bucket.encoded = message.encoded
+            message, sizes, bucket.encoded = exchange.encode(bucket, token, beginning.everybody)
             bucket.arrived = tf.cond(
-                message.encoded,
-                lambda: exchange.send(bucket, message),
+                bucket.encoded,
+                lambda: exchange.send(bucket, message, sizes),
                 lambda: self._send_uncompressed(bucket, message),
             )
             bucket.arrived.set_shape([None])
@@ -554,12 +553,12 @@ class Compressor(tf.Module, HorovodCompressor):
             # token, so that TensorFlow leaves its sum out.
             decoded = [exchange.decode(bucket)] if member == 0 else []
             with tf.control_dependencies(decoded):
-                result = self._coder.result(bucket, member, ordered, token)
+                result = self._coder.run("result", bucket, token, ordered, member=member)
             return cut.restored(result, slot.shape or ())
 
         return token, finish
 
-    def _send_uncompressed(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
+    def _send_uncompressed(self, bucket: Bucket, message: tf.Tensor) -> tf.Tensor:
         ranks = self._collectives
         name = f"{bucket.label}.uncompressed"
-        return ranks.bytes(ranks.all_reduce(ranks.numbers(message.data), name))
+        return ranks.bytes(ranks.all_reduce(ranks.numbers(message), name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -13,7 +13,7 @@ from hvd_compress.exchanges.base import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.shards import Shards, Shared, shared
 from hvd_compress.ranks.counters import Counters
-from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
+from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.slots import Slot
@@ -29,12 +29,14 @@ class Exchange(ABC):
     Attributes:
         common: the exchange's description, which does not depend on TensorFlow.
         content: the content of the first message, as the operation names it.
+        gathers: whether all ranks gather first messages.
         on_gpu: whether the exchange's operations have kernels for GPUs.
         hosts: the ranks on their hosts; None if the exchange does not need them.
     """
 
     common: ClassVar[base.Exchange]
     content: ClassVar[str] = "payloads"
+    gathers: ClassVar[bool] = False
     on_gpu: ClassVar[bool] = False
     hosts: Hosts | None = None
 
@@ -84,19 +86,38 @@ class Exchange(ABC):
     def cut(self, slot: Slot) -> Cut:
         """The parts and streams by which a gradient is encoded."""
 
-    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> EncodedMessage:
-        """Encodes the gradients, once all of them are available.
+    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Any:
+        """Encodes the gradients, once all of them are available, and moves residuals on.
 
         Args:
             bucket: the bucket of the gradients.
             token: the token of the first gradient.
-            everybody: whether all ranks take part in the step, shape=(), bool.
+            everybody: whether all ranks take part in the step, shape=(), bool; if not, nothing is encoded.
+
+        Returns:
+            The message, the number of bytes for each owner, and whether the message is encoded, shape=(),
+            bool; if not, it holds the gradients as float32.
         """
-        return self.coder.encode(bucket, token, everybody, self.content, ranks=1)
+        ranks, length = (self.collectives.size, bucket.length) if self.gathers else (1, None)
+        return self.coder.run(
+            "encode",
+            bucket,
+            token,
+            everybody,
+            what=self.content,
+            warmup=self.coder.warmup_steps,
+            ranks=ranks,
+            length=-1 if length is None else length,
+        )
 
     @abstractmethod
-    def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
+    def send(self, bucket: Bucket, message: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         """Sends an encoded message, in a step in which all ranks take part.
+
+        Args:
+            bucket: the bucket of the gradients.
+            message: shape=(bytes,), uint8.
+            sizes: the number of bytes for each owner, shape=(owners,), int32.
 
         Returns:
             The received message, shape=(bytes,), uint8.
@@ -105,6 +126,15 @@ class Exchange(ABC):
     @abstractmethod
     def decode(self, bucket: Bucket) -> tf.Operation:
         """Decodes the received message into the results; returns an operation that has to run."""
+
+    def _average(self, bucket: Bucket, parts: tf.Tensor, ranks: int) -> tf.Tensor:
+        """The owner's work: a message with the averages of what ranks sent, one after the other."""
+        return self.coder.run("average", bucket, parts, ranks=ranks, what=self.content)
+
+    def _decode(self, bucket: Bucket, what: str, copies: int, weight: int = 1) -> tf.Operation:
+        """Decodes copies of the same numbers, each the average of a number of ranks' gradients."""
+        inputs = bucket.arrived, bucket.encoded
+        return self.coder.run("decode", bucket, *inputs, what=what, copies=copies, weight=weight)
 
     def _shards(self, slot: Slot) -> tuple[Shards, Codec]:
         """The parts of a gradient, and their codec."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 from hvd_compress.exchanges import hierarchical, hosts
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.ranks.counters import Counters
-from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
+from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.base import Exchange
@@ -78,22 +78,22 @@ class Hierarchical(Exchange):
             self.shared(slot), streams=streams, parts=parts, own=self._local_rank, own_stream=rank
         )
 
-    def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
+    def send(self, bucket: Bucket, message: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         """See :class:`Exchange`; returns the payloads of all hosts for each local rank."""
-        data, label = message.data, bucket.label
+        label = bucket.label
         if self._within is not None:
-            data = self._within.all_to_all(data, message.sizes, f"{label}.within_host")
-        data = self.coder.average(bucket, data, ranks=self.hosts.local, what=self.content)
+            message = self._within.all_to_all(message, sizes, f"{label}.within_host")
+        message = self._average(bucket, message, self.hosts.local)
         if self._between is not None:
             length = self._length(bucket)
-            data = self._between.all_gather_alike(data, length, f"{label}.between_hosts")
+            message = self._between.all_gather_alike(message, length, f"{label}.between_hosts")
         if self._within is not None:
-            data = self._within.all_gather(data, f"{label}.back_within_host")
-        return data
+            message = self._within.all_gather(message, f"{label}.back_within_host")
+        return message
 
     def decode(self, bucket: Bucket) -> tf.Operation:
         hosts, local = self.hosts.count, self.hosts.local
-        return self.coder.decode(bucket, "averages", copies=hosts, weight=local)
+        return self._decode(bucket, "averages", copies=hosts, weight=local)
 
     def _length(self, bucket: Bucket) -> int | None:
         """The number of bytes of this rank's averages, where it is known."""

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from hvd_compress.codecs import LevelCodec
 from hvd_compress.exchanges import integer_sum
-from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
+from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.coder import Cut
 from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.slots import Slot
@@ -34,11 +34,11 @@ class IntegerSum(Exchange):
             norms=codec.layout(slot.shape).scales,
         )
 
-    def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
+    def send(self, bucket: Bucket, message: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         ranks = self.collectives
-        norms = ranks.all_reduce_max(ranks.numbers(message.data), f"{bucket.label}.norms")
-        words = ranks.all_reduce(self.coder.levels(bucket, norms), f"{bucket.label}.levels")
+        norms = ranks.all_reduce_max(ranks.numbers(message), f"{bucket.label}.norms")
+        words = ranks.all_reduce(self.coder.run("levels", bucket, norms), f"{bucket.label}.levels")
         return tf.concat([ranks.bytes(norms), ranks.bytes(words)], 0)
 
     def decode(self, bucket: Bucket) -> tf.Operation:
-        return self.coder.decode(bucket, "levels", copies=self.collectives.size)
+        return self._decode(bucket, "levels", copies=self.collectives.size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from hvd_compress.exchanges import two_shot
-from hvd_compress.tensorflow.buckets import Bucket, EncodedMessage
+from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.coder import Cut
 from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.slots import Slot
@@ -30,14 +30,14 @@ class TwoShot(Exchange):
             own_stream=two_shot.second_stream(rank, size),
         )
 
-    def send(self, bucket: Bucket, message: EncodedMessage) -> tf.Tensor:
+    def send(self, bucket: Bucket, message: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         ranks = self.collectives
-        parts = ranks.all_to_all(message.data, message.sizes, f"{bucket.label}.to_owners")
-        averages = self.coder.average(bucket, parts, ranks=ranks.size)
+        parts = ranks.all_to_all(message, sizes, f"{bucket.label}.to_owners")
+        averages = self._average(bucket, parts, ranks.size)
         return ranks.all_gather_alike(averages, self._length(bucket), f"{bucket.label}.from_owners")
 
     def decode(self, bucket: Bucket) -> tf.Operation:
-        return self.coder.decode(bucket, "averages", copies=1, weight=self.collectives.size)
+        return self._decode(bucket, "averages", copies=1, weight=self.collectives.size)
 
     def _length(self, bucket: Bucket) -> int | None:
         """The number of bytes of each owner's averages, where it is known and the same for all."""
