@@ -17,11 +17,9 @@ if keras.backend.backend() != "tensorflow":
     )
 
 import hvd_compress.tensorflow as _frontend
-from hvd_compress.keras.callbacks import BroadcastVariables, CompareWeights
+from hvd_compress.keras.callbacks import BroadcastVariables, CompareWeights, MetricAverage
 from hvd_compress.keras.learning_rate import LearningRateSchedule, LearningRateWarmup
-from hvd_compress.keras.metrics import MetricAverage
-from hvd_compress.keras.optimizer import DistributedOptimizer
-from hvd_compress.keras.saving import load_model
+from hvd_compress.keras.optimizer import DistributedOptimizer, load_model
 from hvd_compress.tensorflow import *  # noqa: F403 - OneBit, Int8 and so on, and what goes with them.
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Callbacks for Keras 3 that give all ranks the same start, and check that they stay the same."""
+"""Callbacks for Keras 3: ranks start alike, are seen to stay alike, and have the same metrics."""
 
 from __future__ import annotations
 
@@ -130,6 +130,44 @@ class CompareWeights(keras.callbacks.Callback):
                 )
 
 
+class MetricAverage(keras.callbacks.Callback):
+    """Averages the metrics of an epoch over the ranks, for all callbacks that follow in the list.
+
+    Each rank computes metrics on its own samples. Callbacks that decide by them, such as
+    ``ReduceLROnPlateau``, ``EarlyStopping`` and ``ModelCheckpoint``, decide differently on each rank unless
+    this callback precedes them.
+
+    Args:
+        process_set: the ranks; None is all ranks.
+
+    Raises:
+        ExchangeError: the ranks have different metrics, for example because only one of them validates;
+            raised from ``fit`` on every rank.
+    """
+
+    def __init__(self, process_set: Any | None = None) -> None:
+        super().__init__()
+        self._process_set = hvd.global_process_set if process_set is None else process_set
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Writes the averages to ``logs``."""
+        if logs is None or not self._process_set.included():
+            return
+        own = {name: np.asarray(value, float).tolist() for name, value in logs.items()}
+        ranks = tell(own, "hvd_compress.metrics", self._process_set)
+        names = [sorted(name + _shape(value) for name, value in one.items()) for one in ranks]
+        if any(one != names[0] for one in names):
+            raise ExchangeError(
+                f"expected the same metrics on every rank behind epoch {epoch + 1}, got by rank {names}: "
+                f"validate on all of them, or on none"
+            )
+        for name, value in own.items():
+            values = [one[name] for one in ranks]
+            # Equal ones, as learning rates, stay as they are: a division could round them.
+            mean = value if all(one == value for one in values) else np.mean(values, axis=0)
+            logs[name] = np.asarray(mean) if np.ndim(mean) else float(mean)
+
+
 def shared_state(optimizer: Any) -> list[Any]:
     """An optimizer's variables without the gradients that a rank has accumulated."""
     own = set(map(id, accumulated(optimizer)))
@@ -165,3 +203,8 @@ def _groups(values: Sequence[str]) -> str:
     return ", ".join(
         f"{value} on rank {', '.join(map(str, held))}" for value, held in ranks.items()
     )
+
+
+def _shape(value: Any) -> str:
+    """The shape of a metric that has several numbers, as text."""
+    return str(np.shape(value)) if np.shape(value) else ""

@@ -1,4 +1,4 @@
-"""Makes a Keras 3 optimizer exchange its gradients.
+"""Makes a Keras 3 optimizer exchange its gradients, also one that is loaded with its model.
 
 The optimizer stays the same object and gets a class derived from its own, so that variables, callbacks and
 ``isinstance`` see no difference. Keras calls ``_clip_gradients`` once in an update: after the
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -21,6 +22,7 @@ import tensorflow as tf
 
 from hvd_compress.keras.exchange import Exchange
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.tensorflow import Compressor
 
 _saved_as = keras.saving.register_keras_serializable("hvd_compress", "DistributedOptimizer")
 _loading = ContextVar("loading", default=False)
@@ -94,8 +96,43 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(optimizer, _Saved)
 
 
+def load_model(
+    filepath: str | Path,
+    compression: Any | None = None,
+    *,
+    custom_objects: dict[str, Any] | None = None,
+    safe_mode: bool = True,
+    **options: Any,
+) -> keras.Model:
+    """Loads a compiled model and makes its optimizer a :func:`DistributedOptimizer`.
+
+    This works whether or not the optimizer was distributed when the model was saved; its variables are
+    those of the file. Residuals belong to a rank and are not in the file: see ``tf.train.Checkpoint``.
+
+    Args:
+        filepath, custom_objects, safe_mode: the same as in ``keras.models.load_model``.
+        compression, options: the same as in :func:`DistributedOptimizer`.
+
+    Raises:
+        ValueError: the model was not compiled when it was saved.
+    """
+    with _loading_stock():
+        model = keras.models.load_model(
+            filepath, custom_objects=custom_objects, safe_mode=safe_mode
+        )
+        if getattr(model, "optimizer", None) is None:
+            raise ValueError(
+                f"expected a compiled model, got {filepath} without an optimizer: load it by "
+                f"keras.models.load_model, and compile it with a DistributedOptimizer"
+            )
+        made = DistributedOptimizer(model.optimizer, compression, **options).compression
+    if isinstance(made, Compressor):
+        made.use.dismiss()  # The model may be loaded to be evaluated, and trains with this one if at all.
+    return model
+
+
 @contextmanager
-def loading() -> Iterator[None]:
+def _loading_stock() -> Iterator[None]:
     """Within this context, saved distributed optimizers are loaded as the stock ones they were before."""
     token = _loading.set(True)
     try:
