@@ -12,8 +12,7 @@ import numpy as np
 
 from hvd_compress.codecs.checks import check_number
 from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.tensorflow.values import tell
-from hvd_compress.tensorflow.variables import broadcast_variables
+from hvd_compress.tensorflow.collectives import broadcast_variables, tell
 
 
 class BroadcastVariables(keras.callbacks.Callback):

@@ -21,11 +21,10 @@ from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.names import distinct
 from hvd_compress.tensorflow import Auto, Compressor
-from hvd_compress.tensorflow.collectives import called, digest
+from hvd_compress.tensorflow.collectives import called, digest, known_to_horovod
 from hvd_compress.tensorflow.native import operations
 from hvd_compress.tensorflow.slots import common_name
 from hvd_compress.tensorflow.sources import name_of
-from hvd_compress.tensorflow.variables import known_to_horovod
 
 
 class Exchange:

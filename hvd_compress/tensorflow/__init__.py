@@ -10,8 +10,8 @@ need(__name__)
 from hvd_compress.codecs import ErrorFeedback
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.auto import Auto
+from hvd_compress.tensorflow.collectives import join
 from hvd_compress.tensorflow.compressor import Compressor
-from hvd_compress.tensorflow.joining import join
 from hvd_compress.tensorflow.named import (
     BF16,
     ECQ,

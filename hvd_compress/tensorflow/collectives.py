@@ -1,4 +1,4 @@
-"""Horovod's collectives among a compressor's ranks, in graphs."""
+"""Horovod's collectives: in graphs, among a compressor's ranks, and outside of any graph."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from horovod.tensorflow.mpi_ops import _basics
 from hvd_compress.exchanges import sum_as_gather
 from hvd_compress.ranks import agreement, process_sets, threads
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.values import check_lengths, deserialize, serialize, split
 from hvd_compress.tensorflow.placement import HOST
 
 TIMEOUT = 120.0
@@ -172,3 +173,72 @@ def called(name: str, process_set: Any) -> dict[str, Any]:
         "ignore_name_scope": True,
         "process_set": process_set,
     }
+
+
+def tell(value: Any, name: str, process_set: Any = hvd.global_process_set) -> list[Any]:
+    """Returns every rank's value, in the order of ranks; outside of any graph.
+
+    Args:
+        value: this rank's value, fit for JSON (:func:`hvd_compress.ranks.values.serialize`).
+        name: the name of the collectives, the same on every rank.
+        process_set: the ranks.
+
+    Raises:
+        ExchangeError: a value is too long or was altered; raised on every rank.
+    """
+
+    def gather(own: np.ndarray, what: str) -> np.ndarray:
+        with tf.init_scope(), tf.device(HOST):
+            options = called(f"{name}.{what}", process_set)
+            gathered: np.ndarray = hvd.allgather(tf.constant(own), **options).numpy()
+            return gathered
+
+    content = serialize(value)
+    lengths = gather(np.array([len(content)]), "length").tolist()
+    check_lengths(lengths)
+    gathered = gather(np.frombuffer(content, np.uint8), "value").tobytes()
+    return deserialize(split(gathered, lengths))
+
+
+def broadcast_variables(
+    variables: Sequence[Any],
+    root_rank: int = 0,
+    process_set: Any | None = None,
+    name: str = "hvd_compress.broadcast",
+) -> None:
+    """Gives all ranks one rank's values, outside of any graph; every rank has to call it.
+
+    Horovod's own function names its collectives by their number in the process so far, which differs on a
+    rank that was added later.
+
+    Args:
+        variables: variables of TensorFlow or Keras, the same ones on every rank.
+        root_rank: the rank whose values are sent.
+        process_set: the ranks that take part; None is all ranks.
+        name: the prefix of the collectives' names.
+    """
+    ranks = hvd.global_process_set if process_set is None else process_set
+    for position, variable in enumerate(variables):
+        value = tf.convert_to_tensor(variable)
+        sent = hvd.broadcast(
+            known_to_horovod(value), root_rank, name=f"{name}.{position}", process_set=ranks
+        )
+        variable.assign(tf.cast(sent, value.dtype))
+
+
+def known_to_horovod(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor in a dtype that Horovod can send; bfloat16 becomes float32."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
+
+
+def join() -> int:
+    """Says that this rank has no more data, and waits until all ranks have said so.
+
+    The same as ``hvd.join()``, which with Horovod 0.28.1 and TensorFlow 2.21 waits only in its first call:
+    Horovod does not register its operation as stateful, and TensorFlow keeps the result of the first call.
+
+    Returns:
+        The rank that joined last.
+    """
+    # A function traced anew holds an operation that has not been run.
+    return int(tf.function(hvd.join, autograph=False)())

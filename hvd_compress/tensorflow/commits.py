@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from hvd_compress.elastic.commits import Commit, Commits, Positions
 from hvd_compress.exchanges.shards import Shared, transpose, transpose_back
+from hvd_compress.tensorflow.collectives import tell
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.state import Inheritance, names_in_order
-from hvd_compress.tensorflow.values import tell
 
 
 class TensorFlowCommits(Commits):

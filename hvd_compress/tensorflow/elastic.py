@@ -12,9 +12,9 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.elastic.state import ResidualState
+from hvd_compress.tensorflow.collectives import broadcast_variables
 from hvd_compress.tensorflow.commits import TensorFlowCommits
 from hvd_compress.tensorflow.compressor import Compressor
-from hvd_compress.tensorflow.variables import broadcast_variables
 
 AnyCompressor = TypeVar("AnyCompressor", bound=Compressor)
 

@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress.tensorflow.collectives import called
-from hvd_compress.tensorflow.values import tell
+from hvd_compress.tensorflow.collectives import called, tell
 from tests import pickles, told
 from tests.ranks import on_ranks
 
