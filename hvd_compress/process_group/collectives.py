@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
 import inspect
 import logging
 import threading
@@ -126,7 +127,8 @@ class Collectives:
 
         Raises:
             ExchangeError: the ranks belong to different numbers of process groups, so that they could not
-                find each other (raised on every rank).
+                find each other; or threads made new groups in another order on another rank, so that this
+                one joins ranks of different groups (raised on every rank).
         """
         everybody = len(ranks) == dist.get_world_size()
         if not everybody:
@@ -155,6 +157,14 @@ class Collectives:
             report.cancel()
         made = self._of(group)
         release_with(made, group)
+        # PyTorch names new groups by their order, and joins ranks whose groups have the same name.
+        digest = hashlib.sha256(self.group.group_name.encode()).digest()
+        if len({tuple(row) for row in made.gather_numbers(*digest[:8])}) > 1:
+            raise ExchangeError(
+                "expected ranks that make process groups in the same order, got ranks of different groups "
+                "in a new one: several threads make them at once; make the first exchange of each "
+                "compressor in one thread"
+            )
         return made
 
     def when_over(self, work: dist.Work, over: Over) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -181,6 +184,36 @@ def test_a_rank_outside_of_the_group() -> None:
     else:
         hvdc.all_reduce(tensor, hvdc.Compressor(OneBit()), group=group)
         assert tensor.eq(1.0).all()
+
+
+@on_ranks(2, launcher="torchrun", alone=True)  # The groups that it makes are lost.
+def test_threads_that_make_groups_in_another_order_on_another_rank() -> None:
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    errors: list[Exception] = []
+    begun, among = threading.Event(), Collectives.among
+
+    def in_turn(collectives: Collectives, ranks: Sequence[int]) -> Collectives:
+        if collectives.group is groups[dist.get_rank()]:
+            begun.set()
+        else:
+            begun.wait()
+            time.sleep(0.2)
+        return among(collectives, ranks)
+
+    def call(group: dist.ProcessGroup) -> None:
+        try:
+            hvdc.all_reduce(torch.randn(3000), hvdc.Compressor(FP16(), process_group=group))
+        except hvdc.ExchangeError as error:
+            errors.append(error)
+
+    with mock.patch.object(Collectives, "among", in_turn):
+        threads = [threading.Thread(target=call, args=(group,)) for group in groups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(errors) == 2
+    assert all("make process groups in the same order" in str(error) for error in errors)
 
 
 @on_ranks(2, launcher="torchrun")
