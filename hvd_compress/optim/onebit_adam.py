@@ -208,14 +208,19 @@ class OneBitAdam(torch.optim.Optimizer):
 
     def _end_warm_up(self, part: _Part, averages: list[torch.Tensor]) -> None:
         """Freezes variances that are known by now; restarts the warm-up of parameters without gradients."""
-        late, unknown = [], []
+        skipped, late, unknown = [], [], []
         for name, state, average in zip(part.named, part.states, averages, strict=True):
-            if state["step"] <= 1 and not _some([average != 0, state["exp_avg_sq"] != 0]):
+            if (
+                state["step"] == 0
+            ):  # The averages had an Inf or a NaN, so that no step has been made.
+                state.update(calls=0)
+                skipped.append(name)
+            elif state["step"] == 1 and not _some([average != 0, state["exp_avg_sq"] != 0]):
                 state.update(calls=0, step=0, variance_step=0)
                 late.append(name)
             elif not self._warm(part.named[name]) and _make_known(state["exp_avg_sq"]):
                 unknown.append(name)
-        self._compressor.restart_warmup(late)
+        self._compressor.restart_warmup(skipped + late)
         self._zeros.update(late)
         warmup, named = self._compressor.warmup_steps, part.named
         late = [name for name in late if self._zeros[name] == warmup and named[name].numel()]

@@ -184,6 +184,24 @@ def test_no_rank_makes_a_step_with_an_inf() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
+def test_a_warm_up_begins_with_the_first_step_that_is_made() -> None:
+    trained = []
+    for skipped in (0, 1, WARM + 1):
+        model = _model()
+        optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
+        for step in range(-skipped, WARM + 3):
+            _gradients(model, max(step, 0))
+            if step < 0 and dist.get_rank() == 1:
+                assert model.second.grad is not None
+                model.second.grad[7] = float("nan")
+            optimizer.step()
+        assert optimizer.skipped_steps == skipped
+        trained.append(_parameters(model))
+    for other in trained[1:]:
+        assert_same_bits(other, trained[0])
+
+
+@on_ranks(2, launcher="torchrun")
 def test_an_inf_in_what_is_not_encoded_leaves_residuals_alone() -> None:
     model = _model()
     optimizer = OneBitAdam(model.named_parameters(), _compressor(exclude=["third"]), **OPTIONS)
