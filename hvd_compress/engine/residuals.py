@@ -180,13 +180,14 @@ def in_place(part: torch.Tensor, begin: int, shape: Shape, transposed: bool) -> 
 
 
 def transpose(x: torch.Tensor, matrix: tuple[int, int]) -> torch.Tensor:
-    """The elements of a matrix in the order of its columns, shape=(n,).
+    """A copy of a matrix's elements in the order of its columns, shape=(n,), contiguous.
 
     Args:
-        x: the elements in row-major order, in any shape.
+        x: the elements in row-major order, in any shape and memory layout.
         matrix: the numbers of rows and columns.
     """
-    return x.reshape(matrix).t().reshape(-1)
+    columns = x.reshape(matrix).t()
+    return x.new_empty(columns.shape).copy_(columns).view(-1)
 
 
 def transpose_back(x: torch.Tensor, matrix: tuple[int, int]) -> torch.Tensor:

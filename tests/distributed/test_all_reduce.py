@@ -127,6 +127,28 @@ def test_tensors_in_any_order_of_memory_and_of_several_dtypes() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
+def test_single_columns_and_rows_in_any_order_of_memory() -> None:
+    """PyTorch takes the strides of some of them for those of contiguous tensors."""
+    wide = torch.zeros(2000, 3)
+    for form in (
+        lambda: wide.clone()[:, 1:2],
+        lambda: wide.clone()[:, 1],
+        lambda: wide.clone().t()[1:2],
+        lambda: torch.zeros(1, 4001)[:, 1::2],
+        lambda: torch.zeros(1, 2000).t(),
+        lambda: torch.zeros(2000, 1).t(),
+    ):
+        for codec in (OneBit("column"), OneBit("row")):
+            tensor = form()
+            tensor.copy_(targets({"a": tensor.shape}, dist.get_rank(), 0)["a"])
+            plain = torch.empty(tensor.shape).copy_(tensor)
+            for one in (tensor, plain):
+                compressor = hvdc.Compressor(codec, exchange="two_shot", threshold=0)
+                hvdc.all_reduce(one, compressor)
+            assert_same_bits({"a": tensor.clone()}, {"a": plain})
+
+
+@on_ranks(2, launcher="torchrun")
 def test_tensors_of_inference_mode() -> None:
     shapes = {"matrix": (64, 80), "turned": (80, 64), "small": (10,), "double": (8, 8)}
 
