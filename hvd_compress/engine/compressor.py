@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -91,7 +92,7 @@ class CompressorBase:
         route = route_of(codec, exchange, "Compressor.codec")
         if feedback is not None:
             route = replace(route, feedback=feedback)
-        owner_steps.check(owner_step, route.exchange)
+        owner_steps.check(owner_step, route.exchange, "Compressor")
         self._slots = slots
         self._exchange = route.exchange
         # The slots whose routes are checked when their parameters are trained.
@@ -331,6 +332,7 @@ class CompressorBase:
     def _check_route(self, slot: Slot, route: Route) -> None:
         """Raises ``ValueError`` if a parameter's gradients cannot use a route."""
         check_feedback(slot.name, slot.shape, route)
+        owner_steps.check(self._owner_step, route.exchange, slot.name)
         exchange = EXCHANGES[route.exchange]
         device = slot.parameter.device
         if not exchange.on_device and device.type != "cpu":
@@ -368,6 +370,11 @@ class CompressorBase:
         too_wide = {}
         for slot in slots:
             route = router.wanted(slot.name, slot.shape).among(self._size)
+            if route.uncompressed and slot.owned is not None and slot.owned.state:
+                warnings.warn(
+                    f"{slot.name}: owner_step no longer steps it: its gradients go uncompressed",
+                    stacklevel=3,
+                )
             if not route.uncompressed and slot.dtype not in ENCODABLE:
                 if not slot.frozen:
                     too_wide[slot.name] = slot.dtype

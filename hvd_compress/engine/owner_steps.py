@@ -88,8 +88,8 @@ class AdaGrad:
         aggregate.div_(square_sum.sqrt().add_(self.epsilon))
 
 
-def check(step: OwnerStep | None, exchange: str) -> None:
-    """Raises an error unless a compressor can have the step.
+def check(step: OwnerStep | None, exchange: str, where: str) -> None:
+    """Raises an error, which begins with ``where``, unless the step can be made in an exchange.
 
     Raises:
         TypeError: the step is not callable.
@@ -98,10 +98,10 @@ def check(step: OwnerStep | None, exchange: str) -> None:
     if step is None:
         return
     if not callable(step):
-        raise TypeError(f"Compressor.owner_step: expected a callable, got {step!r}")
+        raise TypeError(f"{where}.owner_step: expected a callable, got {step!r}")
     if exchange != "two_shot":
         raise ValueError(
-            f"Compressor.owner_step: expected exchange='two_shot', whose ranks own parts, got {exchange!r}"
+            f"{where}.owner_step: expected exchange='two_shot', whose ranks own parts, got {exchange!r}"
         )
 
 

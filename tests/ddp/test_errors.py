@@ -16,6 +16,7 @@ import hvd_compress.ddp as hvdc
 import hvd_compress.distributed as of_all_reduce
 from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit, Ternary
 from hvd_compress.engine.comm import Pending
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
 from tests import jobs
@@ -133,6 +134,22 @@ def test_codecs_that_were_changed_differently() -> None:
 
 def _without_a_state(average: torch.Tensor, state: dict[str, object]) -> None:
     average.mul_(2)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_an_exchange_without_the_owner_step_for_some_gradients() -> None:
+    options = {"exchange": "two_shot", "owner_step": hvdc.AdaGrad(), "threshold": 0}
+    gathered = Route(Int8(), exchange="allgather")
+    message = "a.owner_step: expected exchange='two_shot', whose ranks own parts, got 'allgather'"
+    with pytest.raises(ValueError, match=message):
+        distributed(Probe(SHAPES), Int8(), ErrorFeedback(), layers={"a": gathered}, **options)
+    ddp, compressor = distributed(Probe(SHAPES), Int8(), ErrorFeedback(), **options)
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
+    with pytest.raises(ValueError, match=message):
+        compressor.set_codec(gathered, layers="a")
+    with pytest.warns(UserWarning, match="b: owner_step no longer steps it"):
+        compressor.set_codec(None, layers="b")
+    exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
 
 
 @on_ranks(2, launcher="torchrun")
