@@ -111,9 +111,9 @@ class Fragment:
         found = [name for name, alike in same.items() if not alike and name not in self.to_send]
         either = {*self.to_send, *found}
         sent = [name for name in self.names if name in either]
-        # A frozen one with fewer bits than its copy has not changed by what rounding makes of it.
+        # One with fewer bits than its copy has not learnt what rounding made of it.
         differences = {
-            name: copy - local(self._common.own[name].detach()).to(copy.dtype)
+            name: _difference(copy, local(self._common.own[name].detach()))
             if name in either and not same.get(name)
             else torch.zeros_like(copy)
             for name, copy in self._copies()
@@ -319,6 +319,11 @@ def _read(flags: Sequence[torch.Tensor]) -> list[Any]:
         return []
     values: list[Any] = torch.stack([one.to(flags[0].device) for one in flags]).tolist()
     return values
+
+
+def _difference(copy: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """The copy, as a parameter would hold it, less this rank's parameter; in the copy's dtype."""
+    return copy.to(own.dtype).to(copy.dtype) - own.to(copy.dtype)
 
 
 def _work(begun: Work | Future[Work]) -> Work:

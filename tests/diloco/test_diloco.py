@@ -247,6 +247,20 @@ def test_parameters_of_half_precision_and_several_begin_alike() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
+def test_half_precision_does_not_learn_its_own_rounding() -> None:
+    model = torch.nn.Linear(60, 50).to(torch.bfloat16)
+    diloco = DiLoCo(model, NoCompression(), sync_every=1)
+    with torch.no_grad():
+        model.weight.add_(torch.randn_like(model.weight), alpha=0.01)
+    diloco.step()
+    common = diloco.common_parameters["weight"].clone()
+    assert not torch.equal(common, common.bfloat16())
+    for _ in range(5):  # Nobody trains.
+        diloco.step()
+    assert torch.equal(diloco.common_parameters["weight"], common)
+
+
+@on_ranks(2, launcher="torchrun")
 def test_ranks_that_differ() -> None:
     with pytest.raises(hvdc.ExchangeError, match="sync_every: 5 on rank 0, 6 on rank 1"):
         DiLoCo(Probe(SHAPES), _compressor(), sync_every=5 + dist.get_rank())
