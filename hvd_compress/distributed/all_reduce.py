@@ -33,10 +33,10 @@ def all_reduce(
 
     Args:
         tensor: a float32, float16 or bfloat16 tensor of any shape, or a list of such tensors, which are
-            sent together and may differ in dtype. The results are written over them. Tensors below the
-            compressor's ``threshold`` may have any floating-point dtype, and are added up unencoded. If a
-            ``DTensor`` is replicated, or sharded on one dimension of its mesh, each rank reduces its own
-            part; the ranks have to be those that hold the same part.
+            sent together and may differ in dtype. The results are written over them. Float64 tensors,
+            and those below the compressor's ``threshold``, are added up unencoded. If a ``DTensor`` is
+            replicated, or sharded on one dimension of its mesh, each rank reduces its own part; the ranks
+            have to be those that hold the same part.
         state: a compressor of this package, such as ``OneBit()``: the same one in every call.
         op: ``ReduceOp.AVG`` or ``ReduceOp.SUM``.
         group: the ranks; None is the compressor's ``process_group``, or the default group.

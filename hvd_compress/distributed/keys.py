@@ -224,9 +224,9 @@ def _check(key: str, tensor: Any) -> None:
         raise TypeError(
             f"{key}: expected a dense tensor, got layout {tensor.layout}: use to_dense()"
         )
-    if not tensor.is_floating_point():
+    if not tensor.is_floating_point() or tensor.element_size() < 2:
         raise TypeError(
-            f"{key}: expected floating-point numbers, got {_dtype(tensor)}: use "
+            f"{key}: expected floating-point numbers of 16 bits or more, got {_dtype(tensor)}: use "
             f"torch.distributed.all_reduce for it"
         )
     if not tensor.is_contiguous() and any(

@@ -78,8 +78,9 @@ def test_what_is_wrong_on_every_rank() -> None:
         ("text", {}, TypeError, "expected a tensor or a list of tensors, got str"),
         ([], {}, TypeError, "expected a tensor or a list of tensors, got an empty one"),
         ([good, 3], {}, TypeError, "tensor.1: expected a tensor, got int"),
-        (torch.ones(300, dtype=torch.int64), {}, TypeError, "floating-point numbers, got int64"),
-        (torch.ones(300, dtype=torch.complex64), {}, TypeError, "numbers, got complex64"),
+        (torch.ones(300, dtype=torch.int64), {}, TypeError, "of 16 bits or more, got int64"),
+        (torch.ones(9).to(torch.float8_e4m3fn), {}, TypeError, "more, got float8_e4m3fn"),
+        (torch.ones(300, dtype=torch.complex64), {}, TypeError, "more, got complex64"),
         (
             torch.eye(30, device="cpu").to_sparse(),
             {},
