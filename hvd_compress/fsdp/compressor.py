@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Unpack
 
@@ -34,6 +35,11 @@ from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.launcher import Part
 from hvd_compress.process_group.step import Bucket
 from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
+
+_ONE_EXCHANGE = (
+    "run each module once before a backward pass, or call "
+    "model.set_reduce_scatter_unused_params(False), so that a backward pass is one exchange"
+)
 
 
 class _Outcome(NamedTuple):
@@ -102,6 +108,9 @@ class Compressor(ProcessGroupCompressor):
         self._shard = [dist.get_rank(found.group), dist.get_world_size(found.group)]
         self._pass = BackwardPass(self._end)
         self._seen: set[int] = set()  # Modules by number, in this step.
+        # By exchange of the last backward pass: whether it has left residuals as they were.
+        self._dropped: list[bool] = []
+        self._warned = False
         self._failure: Exception | None = None
         self._partial: dict[int, torch.Tensor] = {}  # By parameter: not yet exchanged.
         self._waiting: list[torch.Tensor] = []  # Parameters without a gradient until then.
@@ -131,6 +140,24 @@ class Compressor(ProcessGroupCompressor):
     def __getstate__(self) -> dict[str, Any]:
         # FSDP2's modules hold it, and are not copied either.
         return CompressorBase.__getstate__(self)
+
+    def drop_step(self) -> None:
+        """Undoes the last backward pass if its averages are not used; every rank has to call this method.
+
+        For the rest, see :meth:`.CompressorBase.drop_step`.
+
+        Raises:
+            ExchangeError: the backward pass had several exchanges, and one before the last counts as sent;
+                or as in :meth:`.CompressorBase.drop_step`. Nothing has changed then.
+        """
+        self._expect_idle("drop_step")
+        if not all(self._dropped[:-1]):
+            raise ExchangeError(
+                f"drop_step: expected a backward pass with one exchange, got one with "
+                f"{len(self._dropped)}, of which only the last one can be undone: residuals stay as they "
+                f"are; {_ONE_EXCHANGE}"
+            )
+        super().drop_step()
 
     def state_dict(self) -> dict[str, Any]:
         """Residuals, noise positions and owned parts of this rank's shards; every rank saves its own.
@@ -207,11 +234,12 @@ class Compressor(ProcessGroupCompressor):
         if unit.accumulates:
             self._accumulate(unit, output)
             return
-        if number in self._seen:  # FSDP2 reduces what came first, and what came since.
+        again = number in self._seen
+        if again:  # FSDP2 reduces what came first, and what came since.
             self._close()
         self._seen.add(number)
         if self._step is None and self._failure is None:
-            self._attempt(self._start)
+            self._attempt(functools.partial(self._start, again))
         # Also after a failure, of which other ranks may hear at the end of the backward pass only.
         if self._step is not None:
             self._attempt(lambda: self._average(unit, output))
@@ -258,10 +286,11 @@ class Compressor(ProcessGroupCompressor):
         self._changed.clear()
         self._forget_agreement()  # Ranks may have come to different places.
 
-    def _start(self) -> None:
+    def _start(self, again: bool) -> None:
         self._between_steps()
         self._agree()
         self._step = self._begin()
+        self._dropped = [*(self._dropped if again else ()), True]
 
     def _average(self, unit: Unit, output: torch.Tensor) -> None:
         bucket = Bucket(output, output.device, 1 if unit.adds_up else 1 / self._size)
@@ -348,9 +377,24 @@ class Compressor(ProcessGroupCompressor):
         if self._seen:
             self.counters.steps += 1
             self._close()
+            if self._failure is None:
+                self._check_whole()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    def _check_whole(self) -> None:
+        """Warns once if an Inf or a NaN has dropped only some exchanges of the backward pass."""
+        if self._warned or len(set(self._dropped)) < 2:
+            return
+        self._warned = True
+        warnings.warn(
+            f"expected an Inf or a NaN to drop a whole backward pass, got {sum(self._dropped)} dropped of "
+            f"its {len(self._dropped)} exchanges: in the others, residuals count gradients as sent, and "
+            f"what was sent is lost if the optimizer skips the step; {_ONE_EXCHANGE}",
+            UserWarning,
+            stacklevel=2,
+        )
 
     def _anywhere(self, dropped: bool | torch.Tensor) -> bool | torch.Tensor:
         """Whether to drop the step on all shards: replicas agree already, but know only their own shard."""
@@ -373,6 +417,7 @@ class Compressor(ProcessGroupCompressor):
                 "call set_reduce_scatter_unused_params(True), with which ranks send zeros for a parameter "
                 "that they do not use"
             )
+        self._dropped[-1] = words.dropped
         return words.dropped
 
     def _among_shards(self, *, dropped: bool | torch.Tensor, failed: bool) -> _Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from contextlib import nullcontext
 from typing import Any
 from unittest import mock
@@ -246,6 +247,52 @@ def test_a_rank_that_fails() -> None:
     for name in SHAPES:
         if before[name]["residual"] is not None:
             assert torch.equal(before[name]["residual"], after[name]["residual"])
+
+
+@of_today
+@on_ranks(4, launcher="torchrun")
+def test_several_exchanges_in_a_backward_pass() -> None:
+    """Such a pass cannot be undone as a whole: every rank raises an error, and an Inf or a NaN warns."""
+    mesh = mesh_of(2)
+    net = shard(Layers(), mesh)
+    compressor = hvdc.Compressor(net, OneBit(), mesh=mesh, threshold=0)
+    net.set_reduce_scatter_unused_params(True)
+    generator = torch.Generator(DEVICE).manual_seed(dist.get_rank())
+
+    def train(forwards: int, factor: float = 1.0) -> tuple[dict[str, torch.Tensor], int]:
+        """Returns the residuals before the pass, and the number of warnings about it."""
+        before, losses = _residuals(compressor), []
+        net.zero_grad()
+        for _ in range(forwards):  # The second layer is reduced for each of them.
+            losses.append(net(factor * torch.randn(3, 40, generator=generator)).square().sum())
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            torch.stack(losses).sum().backward()
+        message = "to drop a whole backward pass, got 1 dropped of its 2 exchanges"
+        return before, sum(message in str(one.message) for one in told)
+
+    train(2)
+    refused = pytest.raises(
+        hvdc.ExchangeError, match="expected a backward pass with one exchange, got"
+    )
+    odd = dist.get_rank() == 3
+    for factor, warned in (
+        (1.0, 0),
+        (float("nan") if odd else 1.0, 1),
+        (torch.inf if odd else 1.0, 0),
+    ):
+        before, number = train(2, factor)
+        assert number == warned
+        after = _residuals(compressor)
+        assert any(not torch.equal(one, before[name]) for name, one in after.items())
+        with refused:
+            compressor.drop_step()
+        assert_same_bits(_residuals(compressor), after)
+    for factor in (1.0, float("nan") if odd else 1.0):
+        before, number = train(1, factor)
+        assert number == 0
+        compressor.drop_step()
+        assert_same_bits(_residuals(compressor), before)
 
 
 @of_today
