@@ -85,6 +85,10 @@ class Compressor(ProcessGroupCompressor):
 
     _remedy = REMEDY
     _asks_uncompressed = True
+    _idle_after = (
+        "a backward pass that has come to its end, or after model.reset_iter_state() if an error has "
+        "broken it off"
+    )
 
     def __init__(
         self,
@@ -265,7 +269,12 @@ class Compressor(ProcessGroupCompressor):
         output.zero_()
 
     def _discard(self, unit: Unit) -> None:
-        """Drops what :meth:`_accumulate` has kept, of backward passes that have ended as well."""
+        """Drops what :meth:`_accumulate` has kept, of backward passes that have ended as well.
+
+        After a pass that did not end, the script may use the compressor before the next pass.
+        """
+        if self._pass.broken:
+            self._break_off()
         for number in unit.numbers:
             self._partial.pop(number, None)
 

@@ -300,7 +300,7 @@ def test_several_exchanges_in_a_backward_pass() -> None:
 def test_a_backward_pass_that_breaks_off() -> None:
     """The next ones are as if it had not been; but for the noise, which 1-bit SGD has none of.
 
-    Nor do gradients stay behind that were to be exchanged later.
+    Nor do gradients stay behind that were to be exchanged later. The compressor can be used in between.
     """
     mesh = mesh_of(2)
     results = []
@@ -311,13 +311,23 @@ def test_a_backward_pass_that_breaks_off() -> None:
         for step in range(3):
             x = torch.randn(3, 40, generator=generator)
             if stumbles and step == 1:
+                before = _residuals(compressor)
                 Stumbling.stumbles = True
                 net.set_requires_all_reduce(exchanges)
                 with pytest.raises(ArithmeticError, match="on purpose"):
                     net(x).sum().backward()
                 Stumbling.stumbles = False
                 net.set_requires_all_reduce(True)
+                if exchanges:
+                    with pytest.raises(
+                        hvdc.ExchangeError, match=r"or after model.reset_iter_state\(\)"
+                    ):
+                        compressor.state_dict()
                 net.reset_iter_state()
+                if exchanges:  # Otherwise, the last exchange is that of the step before.
+                    compressor.drop_step()
+                assert_same_bits(_residuals(compressor), before)
+                compressor.set_codec(OneBit())
             net.zero_grad()
             net(x).sum().backward()
         assert compressor.counters.steps == 3
