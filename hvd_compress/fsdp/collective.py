@@ -76,7 +76,7 @@ class CompressedCollective:
             if dtype not in ENCODABLE:
                 raise TypeError(
                     f"{one.name}: expected {content} of {', '.join(ENCODABLE)}, got {dtype}: "
-                    f"set {setting} in MixedPrecisionPolicy"
+                    f"set {setting} in MixedPrecisionPolicy, or pass parts of the model without this module"
                 )
 
     def _replace(self, module: Shared, run: Run) -> None:

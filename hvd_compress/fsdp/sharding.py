@@ -196,7 +196,7 @@ def shared(model: torch.nn.Module, owner: str, collective: str) -> list[Shared]:
         collective: ``"reduce_scatter"`` or ``"all_gather"``.
 
     Raises:
-        TypeError: the model is not FSDP2's.
+        TypeError: the model is not FSDP2's, or it gathers a module's parameters in several dtypes.
         ValueError: the collective of a module was already replaced, or modules have different ranks.
         NotImplementedError: the FSDP2 of this version of PyTorch is different.
     """
@@ -230,18 +230,43 @@ def _shared(owner: str, collective: str, called: str, name: str, module: Any, gr
             f"set_allocate_memory_from_process_group for nothing else"
         )
     parameters = [one.sharded_param for one in group.fsdp_params]
-    # All that need gradients are of one dtype; frozen ones, such as quantized weights, may be of any.
-    first = next((one for one in parameters if one.requires_grad), parameters[0])
     policy = group.mp_policy
-    reduced = policy.reduce_dtype if collective == "reduce_scatter" else None
+    if collective == "all_gather":
+        dtype = _gathered(name, parameters, policy.param_dtype)
+    else:
+        # All that need gradients are of one dtype; frozen ones, such as quantized weights, may be of any.
+        first = next((one for one in parameters if one.requires_grad), parameters[0])
+        dtype = policy.reduce_dtype or policy.param_dtype or first.dtype
     return Shared(
         name,
         module,
         getattr(group, f"_{collective}_process_group"),
         group.device,
-        reduced or policy.param_dtype or first.dtype,
+        dtype,
         sum(parameter.numel() for parameter in parameters),
     )
+
+
+def _gathered(
+    name: str, parameters: Sequence[torch.Tensor], cast: torch.dtype | None
+) -> torch.dtype:
+    """The dtype in which FSDP2 gathers a module's parameters.
+
+    Args:
+        name: the name of the module.
+        parameters: its parameters, frozen ones as well.
+        cast: the dtype to which ``MixedPrecisionPolicy`` casts floating-point ones, or None.
+    """
+    dtypes = {cast if cast and one.is_floating_point() else one.dtype for one in parameters}
+    if len(dtypes) > 1:
+        raise TypeError(
+            f"{name}: expected parameters that FSDP2 gathers in one dtype, got some of "
+            f"{', '.join(sorted(map(str, dtypes)))}, which it gathers together as bytes: set param_dtype "
+            f"in MixedPrecisionPolicy, which casts floating-point parameters; call fully_shard with "
+            f"ignored_params= for frozen ones of another dtype; or pass parts of the model without this "
+            f"module"
+        )
+    return dtypes.pop()
 
 
 def _modules(model: Any, owner: str, call: str) -> dict[str, Any]:

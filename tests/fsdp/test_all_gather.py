@@ -350,6 +350,34 @@ def test_shards_of_another_size_after_the_forward_pass() -> None:
         assert_same_bits(want, other)
 
 
+def _of_two_dtypes(dtype: torch.dtype, *, ignores: bool = False, **options: Any) -> Any:
+    """A layer of two dtypes, with trainable parameters in float32 and a frozen one."""
+    layer = torch.nn.Linear(8, 8)
+    layer.frozen = torch.nn.Parameter(torch.ones(8, 8).to(dtype), requires_grad=False)
+    ignored = {layer.frozen} if ignores else None
+    return fully_shard(layer, mesh=mesh_of(1)["shard"], ignored_params=ignored, **options)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_parameters_of_several_dtypes() -> None:
+    """The message names the dtypes, and what makes them one works."""
+    for dtype, name in ((torch.uint8, "uint8"), (torch.bfloat16, "bfloat16")):
+        message = (
+            rf"the model: expected .* in one dtype, got some of .*torch\.{name}.*ignored_params="
+        )
+        with pytest.raises(TypeError, match=message):
+            hvdc.CompressedAllGather(_of_two_dtypes(dtype), Int8())
+    cast = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match=r"got some of torch\.bfloat16, torch\.uint8"):
+        hvdc.CompressedAllGather(_of_two_dtypes(torch.uint8, mp_policy=cast), Int8())
+    for layer in (
+        _of_two_dtypes(torch.uint8, ignores=True),
+        _of_two_dtypes(torch.bfloat16, mp_policy=cast),
+    ):
+        hvdc.CompressedAllGather(layer, Int8())
+        assert layer(torch.ones(1, 8)).isfinite().all()
+
+
 @on_ranks(2, launcher="torchrun")
 def test_what_it_is_not_for() -> None:
     good, double = _net(), shard(Net(SHAPES, torch.float64), mesh_of(1))
