@@ -42,7 +42,8 @@ class CompressedReduceScatter(CompressedCollective):
     With replicas, also make a :class:`Compressor` or use FSDP2's own HSDP.
 
     Before every exchange the ranks compare sizes. A module's gradients with an Inf or a NaN, or with a
-    number that the codec cannot represent, become NaN in the module's shards on all ranks.
+    number beyond the range of ``FP16()``, become NaN in the module's shards on all ranks.
+    ``Int8("static")`` and ``Int8("mantissa")`` cut numbers off at the end of their range.
 
     Args:
         model: a model, or a part of one, whose modules went through ``fully_shard``.

@@ -21,8 +21,9 @@ class ParallelGroup(EncodedCollectives):
     samples, for which the rounding errors of these ones have no meaning.
 
     Before every exchange, the ranks compare the kind of exchange and the shapes and dtypes of their
-    tensors. A tensor with an Inf or a NaN, or with a number that the codec cannot represent, puts an Inf or
-    a NaN into the result on every rank.
+    tensors. A tensor with an Inf or a NaN, or with a number beyond the range of ``FP16()``, puts an Inf or
+    a NaN into the result on every rank. ``Int8("static")`` and ``Int8("mantissa")`` cut numbers off at the
+    end of their range.
 
     Make groups, and the layers of a group, in the same order on all ranks.
 
