@@ -128,6 +128,7 @@ def test_an_owner_that_has_joined_cannot_step() -> None:
         model,
         optimizer,
     )
+    raise jobs.Leave
 
 
 def test_a_rank_that_dies_between_the_shots() -> None:
