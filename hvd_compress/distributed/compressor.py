@@ -234,6 +234,7 @@ class Compressor(RebindingCompressor):
         self._dropped += 1
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns this rank's residuals, noise positions and owned parts, by key; every rank saves them."""
         self._expect_idle("state_dict")
         return {**super().state_dict(), "keys": self._keys.kinds, "member": self._member}
 
@@ -255,6 +256,7 @@ class Compressor(RebindingCompressor):
             self._routed.clear()
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
+        """Continues from the states of all ranks of a job of another size, in rank order."""
         self._expect_idle("load_resized")
         states = list(states)
         self._bind()

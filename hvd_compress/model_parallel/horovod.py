@@ -39,6 +39,7 @@ class HorovodTransport:
             raise ExchangeError("expected a process set with this rank in it, got one without")
 
     def compare(self, settings: dict[str, Any], device: torch.device) -> Callable[[], None]:
+        """Starts to compare settings; returns a function that raises an error if ranks differ."""
         line = torch.frombuffer(bytearray(agreement.serialize(settings)), dtype=torch.uint8)
         handle = self._collectives.all_gather(line, "settings")
 
@@ -53,4 +54,5 @@ class HorovodTransport:
         return settle
 
     def run(self, collective: Collective, name: str) -> torch.Tensor:
+        """Runs a collective, and returns its result."""
         return self._collectives.start(collective, name).wait()

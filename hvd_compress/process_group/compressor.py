@@ -135,6 +135,7 @@ class ProcessGroupCompressor(CompressorBase):
         self._former: dict[int, _Former] | None = None
 
     def set_codec(self, codec: Codec | Route | str | None, layers: str = "*") -> None:
+        """Changes the codec between two steps; every rank must make the same call."""
         self._bind()
         former = self._known()
         super().set_codec(codec, layers)

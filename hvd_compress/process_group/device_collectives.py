@@ -84,12 +84,14 @@ class InStream(Collectives):
         self._parts: dict[tuple[int, ...], Collectives] = {tuple(range(self.size)): self}
 
     def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
+        """Starts a collective, and keeps its tensors until the side stream is done with them."""
         result, work = super().start(collective)
         # Only the side stream waits for the collective: when what was sent may be reused is known there.
         self._side.takes(collective.message, result)
         return result, work
 
     def all_gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
+        """Starts an all_gather, and keeps its tensors until the side stream is done with them."""
         rows, work = super().all_gather(message)
         if message.device.type != "cpu":
             self._side.takes(message, rows)
@@ -117,9 +119,11 @@ class InStream(Collectives):
         return not last or self._side.host_waits
 
     def behind(self) -> AbstractContextManager[None]:
+        """Returns the context of the side stream, which waits for the collectives."""
         return self._side.entered()
 
     def begin_step(self) -> None:
+        """Makes the current stream wait for what the side stream does for earlier steps."""
         self._side.caught_up()
 
     def _of(self, group: dist.ProcessGroup) -> Collectives:
@@ -139,10 +143,12 @@ class ThroughHost(InStream):
         return True
 
     def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
+        """Starts a collective of messages in CPU memory; the work copies the result to the device."""
         on_host = dataclasses.replace(collective, message=collective.message.cpu())
         return self._landing(*Collectives.start(self, on_host))
 
     def all_gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
+        """Starts an all_gather of messages in CPU memory; the work copies the rows to the device."""
         gathered = Collectives.all_gather(self, message.cpu())
         return gathered if message.device.type == "cpu" else self._landing(*gathered)
 

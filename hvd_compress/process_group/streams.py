@@ -44,6 +44,7 @@ class SideStream(NoStream):
 
     @contextmanager
     def entered(self) -> Iterator[None]:
+        """Makes the side stream current, behind the work that the current stream has got."""
         stream, current = self._made(), current_stream(self._device)
         if current != stream:
             stream.wait_stream(current)

@@ -255,7 +255,7 @@ def test_half_precision_does_not_learn_its_own_rounding() -> None:
     diloco.step()
     common = diloco.common_parameters["weight"].clone()
     assert not torch.equal(common, common.bfloat16())
-    for _ in range(5):  # Nobody trains.
+    for _ in range(5):  # No rank trains.
         diloco.step()
     assert torch.equal(diloco.common_parameters["weight"], common)
 
