@@ -26,11 +26,12 @@ from benchmarks.models import MODELS
 from benchmarks.models import torch as models
 from benchmarks.tables import Table
 from hvd_compress.codecs import CODECS
-from hvd_compress.engine.comm import Pending
+from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
-from hvd_compress.engine.plan import BatchCache
+from hvd_compress.engine.pending import Pending
+from hvd_compress.engine.plan import Common
 from hvd_compress.engine.slots import Slot
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route
 from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.coder import Coder, Cut
@@ -44,7 +45,7 @@ class TorchSide:
     """Encodes and decodes as ``hvd_compress.torch`` does."""
 
     def __init__(self, route: Route, gradients: Sequence[np.ndarray], threads: int) -> None:
-        self._batches = BatchCache(Executors(threads), Group(0, 1))
+        self._batches = Batches(Common(Executors(threads), Group(0, 1)))
         self._gradients = [torch.from_numpy(gradient) for gradient in gradients]
         self._slots = [
             Slot(name=f"gradient.{i}", index=i, parameter=gradient, route=route)

@@ -27,11 +27,12 @@ from benchmarks import json_files
 from benchmarks.command_line import Parser, positive
 from hvd_compress.codecs import codec_class, codec_names
 from hvd_compress.engine.batch import judge
-from hvd_compress.engine.comm import Collective, Pending
+from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
-from hvd_compress.engine.plan import BatchCache
+from hvd_compress.engine.pending import Pending
+from hvd_compress.engine.plan import Common
 from hvd_compress.engine.slots import slots_of
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.kernels import cuda_library
@@ -145,7 +146,7 @@ class Steps:
             slot.route = Route(codec_class("launches", "codec", codec)(), exchange=exchange)
         self._gradients = [torch.randn_like(p) for p in parameters]
         hosts = Hosts(ranks, min(_LOCAL, ranks // 2))
-        self._cache = BatchCache(kernels, Group(0, ranks, hosts))
+        self._cache = Batches(Common(kernels, Group(0, ranks, hosts)))
         self._exchange = exchange
         self.seconds = 0.0
 
@@ -155,7 +156,7 @@ class Steps:
         Args:
             stage: a function from a stage's name to a context, entered around the rank's own work.
         """
-        self._cache.last.begin()
+        self._cache.common.last.begin()
         gradients = [one.clone() for one in self._gradients]
         with stage("encode"):
             batch, exchanging = self._cache.make(self._slots, gradients)

@@ -104,7 +104,7 @@ def _use_device() -> None:
     """Makes the tested device the default, and lets a single rank run its collectives, too."""
     import torch
 
-    from hvd_compress.engine.comm import Collective
+    from hvd_compress.exchanges.comm import Collective
     from tests.torch_models import DEVICE
 
     local = int(os.environ.get("LOCAL_RANK") or os.environ.get("HOROVOD_LOCAL_RANK") or 0)

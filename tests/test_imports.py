@@ -184,22 +184,27 @@ ALLOWED = {
 }
 """The packages that each package may import, besides the standard library."""
 
-TYPES = {"exchanges": {"torch", "hvd_compress.engine"}}
-"""Further packages that a package may import for type checkers only: the arguments of exchanges."""
+
+def _module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _imports(path: Path, types: bool) -> Iterator[str]:
-    nodes = list(ast.walk(ast.parse(path.read_text())))
-    blocks = [n for n in nodes if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
-    typed = [node for block in blocks for node in ast.walk(block)]
-    for node in typed if types else set(nodes).difference(typed):
+MODULES = {_module_of(path): path for path in PACKAGE.rglob("*.py")}
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """The modules that a file imports, also within functions and for type checkers only."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, (
                 f"{path}: relative imports hide the package that they import from"
             )
-            yield str(node.module)
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                yield inside if inside in MODULES else str(node.module)
 
 
 def _may(name: str, allowed: set[str]) -> bool:
@@ -216,11 +221,17 @@ def test_every_package_has_a_rule() -> None:
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_a_package_imports_only_what_it_may(package: str) -> None:
-    run, typed = ALLOWED[package], ALLOWED[package] | TYPES.get(package, set())
     for path in (PACKAGE / package).rglob("*.py"):
-        bad = [name for name in _imports(path, types=False) if not _may(name, run)]
-        bad += [name for name in _imports(path, types=True) if not _may(name, typed)]
+        bad = [name for name in _imports(path) if not _may(name, ALLOWED[package])]
         assert not bad, f"{path.relative_to(PACKAGE)} imports {bad}"
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    left = {name: MODULES.keys() & set(_imports(path)) - {name} for name, path in MODULES.items()}
+    while free := {name for name, imported in left.items() if not imported & left.keys()}:
+        left = {name: imported for name, imported in left.items() if name not in free}
+    # What is left is in a circle, or imports a file that is.
+    assert not left, {name: sorted(imported & left.keys()) for name, imported in left.items()}
 
 
 def test_exchanges_know_no_codec_by_name() -> None:

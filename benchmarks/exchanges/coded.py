@@ -9,11 +9,12 @@ import torch
 from benchmarks.compressions import Compression
 from benchmarks.exchanges.base import Answer, Clock, Exchange, Work
 from hvd_compress.codecs import CODECS, Codec, ErrorFeedback, codec_class
-from hvd_compress.engine.comm import Pending
+from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
-from hvd_compress.engine.plan import BatchCache
+from hvd_compress.engine.pending import Pending
+from hvd_compress.engine.plan import Common
 from hvd_compress.engine.slots import Slot
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.reference import Simulation
 from hvd_compress.exchanges.registry import EXCHANGES
@@ -81,7 +82,7 @@ class Coded(Exchange):
     def prepare(self, collectives: Collectives, threads: int, elements: int) -> Work:
         hosts = Hosts(collectives.size, hvd.local_size())
         group = Group(collectives.rank, collectives.size, hosts)
-        batches = BatchCache(Executors(threads), group)
+        batches = Batches(Common(Executors(threads), group))
         exchange = EXCHANGES[self.name]
         if "local" in exchange.stages:
             collectives.register(hosts)

@@ -8,7 +8,8 @@ from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
 from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.checks import check_threads
 from hvd_compress.codecs.packing import lane_bits
-from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch, LevelEntry
+from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
+from hvd_compress.kernels.entries import LevelEntry
 
 
 class CpuLevels:

@@ -10,7 +10,7 @@ from benchmarks.papers.cpu_levels import CpuLevels
 from benchmarks.papers.lanes import unpack_levels
 from hvd_compress.codecs import Codec, LevelCodec, NoiseKey
 from hvd_compress.codecs.feedback import OFF
-from hvd_compress.exchanges.reference import Arithmetic
+from hvd_compress.exchanges.simulation import Arithmetic
 from hvd_compress.kernels.cpu import CpuKernels
 
 Watch = Callable[[Codec, tuple[int, ...], NoiseKey, np.ndarray], None]

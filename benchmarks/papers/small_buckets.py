@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.papers.native import Watch
 from hvd_compress.codecs import Codec, NoiseKey, Ternary
 from hvd_compress.codecs.payload import assemble
-from hvd_compress.exchanges.reference import Arithmetic
+from hvd_compress.exchanges.simulation import Arithmetic
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from benchmarks.papers.native import Native, Watch
 from benchmarks.settings import Settings
 from benchmarks.trainers.muon import MuonAndAdamW
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.exchanges.reference import OwnerStep, Simulation
+from hvd_compress.exchanges.reference import Simulation
+from hvd_compress.exchanges.simulation import OwnerStep
 
 Gradients = dict[str, torch.Tensor]
 """The workers' gradients by parameter, shape=(workers, ...)."""

@@ -3,7 +3,7 @@
 Nothing here depends on a framework, a network or a thread.
 """
 
-from hvd_compress.codecs.base import Codec, PayloadError, PayloadLayout
+from hvd_compress.codecs.base import HEADER_BYTES, Codec, PayloadError, PayloadLayout
 from hvd_compress.codecs.cast import BF16, FP16, NoCompression
 from hvd_compress.codecs.ecq import ECQ, QSGD
 from hvd_compress.codecs.feedback import ErrorFeedback
@@ -11,12 +11,7 @@ from hvd_compress.codecs.int8 import Int8
 from hvd_compress.codecs.levels import LevelCodec
 from hvd_compress.codecs.noise import NoiseKey
 from hvd_compress.codecs.onebit import OneBit
-from hvd_compress.codecs.payload import (
-    HEADER_BYTES,
-    Header,
-    payload_length,
-    read_header,
-)
+from hvd_compress.codecs.payload import Header, payload_length, read_header
 from hvd_compress.codecs.power_sgd import PowerSGD
 from hvd_compress.codecs.registry import (
     CODECS,

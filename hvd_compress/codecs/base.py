@@ -14,9 +14,13 @@ from typing import Any, ClassVar, Literal, NoReturn, Self
 
 import numpy as np
 
+from hvd_compress.codecs import stability
 from hvd_compress.codecs.feedback import OFF, ErrorFeedback
 from hvd_compress.codecs.noise import NoiseKey
 from hvd_compress.codecs.refusal import refuse
+
+HEADER_BYTES = 32
+"""The size of a payload's header in bytes."""
 
 PACK_BLOCK = 2560
 """The number of elements packed together where scales do not belong to contiguous groups."""
@@ -223,6 +227,42 @@ class Codec:
                 del config[field.name]
         return config
 
+    def check_feedback(self, feedback: ErrorFeedback, shape: Shape) -> None:
+        """Raises ``ValueError`` if a residual could grow without bound, or cannot have the dtype.
+
+        An unbiased codec with variance factor gamma needs
+        ``alpha^2 gamma + (beta - alpha)^2 < 1`` (ECQ-SGD, lemma 2; for beta = 1 this is
+        alpha < 2 / (gamma + 1)). A contractive codec needs ``alpha <= beta``. A codec with a fixed range
+        needs alpha = 0: the parts that it clips would accumulate with any other alpha.
+        """
+        if not feedback.enabled:
+            return
+        if self.exchange is not None and feedback.residual_dtype != "float32":
+            raise ValueError(
+                f"ErrorFeedback: expected residual_dtype='float32' for {self!r}, got "
+                f"{feedback.residual_dtype!r}: only codecs that write payloads round residuals"
+            )
+        if self.saturates:
+            raise ValueError(
+                f"ErrorFeedback: expected alpha = 0 for {self!r}, whose range is fixed, got alpha = "
+                f"{feedback.alpha}: the residual could grow without bound; normalised codecs take feedback"
+            )
+        if self.error == "contractive":
+            if feedback.alpha > feedback.beta:
+                raise ValueError(
+                    f"ErrorFeedback: expected alpha <= beta = {feedback.beta} for {self.name}, "
+                    f"got alpha = {feedback.alpha}: the residual could grow without bound"
+                )
+            return
+        gamma = self.variance_factor(max(1, math.prod(shape)))
+        if stability.growth(feedback.alpha, feedback.beta, gamma) >= 1:
+            bound = stability.largest_alpha(gamma, feedback.beta)
+            raise ValueError(
+                f"ErrorFeedback: expected alpha < {bound:.4g} for {self!r} with beta = {feedback.beta} "
+                f"(ECQ-SGD, lemma 2: variance factor {gamma:.4g}), got alpha = {feedback.alpha}; "
+                f"more levels or smaller buckets raise the bound"
+            )
+
     def config_hash(self) -> int:
         """The first four bytes of the SHA-256 of the configuration's canonical JSON, little-endian."""
         text = json.dumps(self.to_config(), sort_keys=True, separators=(",", ":"))
@@ -232,8 +272,6 @@ class Codec:
 # Every call of a kernel asks for this, at every step for the same tensors.
 @lru_cache(maxsize=4096)
 def _payload_bytes(codec: Codec, shape: Shape) -> int:
-    from hvd_compress.codecs.payload import HEADER_BYTES
-
     return HEADER_BYTES + codec.layout(shape).body_bytes
 
 

@@ -7,19 +7,15 @@ alpha = beta = 1 (section 3); QSGD and TernGrad have alpha = 0.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from hvd_compress.codecs import bfloat, stability
+from hvd_compress.codecs import bfloat
 from hvd_compress.codecs.checks import check_choice, check_number, store
 from hvd_compress.codecs.noise import NoiseKey, rounding
-
-if TYPE_CHECKING:
-    from hvd_compress.codecs.base import Codec, Shape
 
 
 @dataclass(frozen=True)
@@ -50,42 +46,6 @@ class ErrorFeedback:
     def enabled(self) -> bool:
         """Whether a residual is kept at all."""
         return self.alpha != 0
-
-    def check(self, codec: Codec, shape: Shape) -> None:
-        """Raises ``ValueError`` if the residual could grow without bound, or cannot have the dtype.
-
-        An unbiased codec with variance factor gamma needs
-        ``alpha^2 gamma + (beta - alpha)^2 < 1`` (ECQ-SGD, lemma 2; for beta = 1 this is
-        alpha < 2 / (gamma + 1)). A contractive codec needs ``alpha <= beta``. A codec with a fixed range
-        needs alpha = 0: the parts that it clips would accumulate with any other alpha.
-        """
-        if not self.enabled:
-            return
-        if codec.exchange is not None and self.residual_dtype != "float32":
-            raise ValueError(
-                f"ErrorFeedback: expected residual_dtype='float32' for {codec!r}, got "
-                f"{self.residual_dtype!r}: only codecs that write payloads round residuals"
-            )
-        if codec.saturates:
-            raise ValueError(
-                f"ErrorFeedback: expected alpha = 0 for {codec!r}, whose range is fixed, got alpha = "
-                f"{self.alpha}: the residual could grow without bound; normalised codecs take feedback"
-            )
-        if codec.error == "contractive":
-            if self.alpha > self.beta:
-                raise ValueError(
-                    f"ErrorFeedback: expected alpha <= beta = {self.beta} for {codec.name}, "
-                    f"got alpha = {self.alpha}: the residual could grow without bound"
-                )
-            return
-        gamma = codec.variance_factor(max(1, math.prod(shape)))
-        if stability.growth(self.alpha, self.beta, gamma) >= 1:
-            bound = stability.largest_alpha(gamma, self.beta)
-            raise ValueError(
-                f"ErrorFeedback: expected alpha < {bound:.4g} for {codec!r} with beta = {self.beta} "
-                f"(ECQ-SGD, lemma 2: variance factor {gamma:.4g}), got alpha = {self.alpha}; "
-                f"more levels or smaller buckets raise the bound"
-            )
 
     def compensate(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
         """Computes x = g + alpha h in float32, with one multiplication, then one addition."""

@@ -12,10 +12,9 @@ from functools import lru_cache
 import numpy as np
 
 from hvd_compress.codecs import rans
-from hvd_compress.codecs.base import Codec, Shape
+from hvd_compress.codecs.base import HEADER_BYTES, Codec, Shape
 from hvd_compress.codecs.levels import LevelCodec
 from hvd_compress.codecs.noise import NoiseKey
-from hvd_compress.codecs.payload import HEADER_BYTES
 
 SAMPLE = 65536
 """The largest number of elements in the sample of :func:`normal_bits`."""

@@ -12,10 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_compress.codecs import rans
-from hvd_compress.codecs.base import Codec, PayloadError, PayloadLayout, Shape, round_up
+from hvd_compress.codecs.base import (
+    HEADER_BYTES,
+    Codec,
+    PayloadError,
+    PayloadLayout,
+    Shape,
+    round_up,
+)
 from hvd_compress.codecs.levels import LevelCodec
 
-HEADER_BYTES = 32
 FORMAT_VERSION = 1
 MAGIC = 0x4348
 """The bytes ``HC``."""

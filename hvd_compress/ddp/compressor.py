@@ -13,10 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import expect_instance, guard
-from hvd_compress.engine.comm import byte_count
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.slots import NamedParameters, Slot, slots_of
 from hvd_compress.engine.use import Discarded
+from hvd_compress.exchanges.comm import byte_count
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.collectives import is_unregistered
 from hvd_compress.process_group.compressor import ProcessGroupCompressor

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from hvd_compress.distributed.keys import local
 from hvd_compress.exchanges.default import AUTO
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.process_group.collectives import is_unregistered
@@ -182,7 +181,8 @@ def part_of(key: str, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> 
                 f"{placements} on {mesh}, got ranks {ranks}, of which {others} have other parts: make the "
                 f"compressor with process_group=mesh.get_group('replicate') of a mesh with replicas"
             )
-    return local(tensor.detach())
+    part: torch.Tensor = tensor.detach().to_local()
+    return part
 
 
 def part_number(tensor: torch.Tensor) -> list[int]:

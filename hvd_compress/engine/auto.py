@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.compressor import CompressorBase
-from hvd_compress.engine.slots import Slot, device_of
+from hvd_compress.engine.executors import device_of
+from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state_checks import expect_state
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, CodecLike, Route
 from hvd_compress.planner import explain
 from hvd_compress.planner.choices import tensor_of
@@ -161,7 +162,7 @@ class Planning(CompressorBase, ABC):
         self._own_choices = {tensor.name: tensor.choices for tensor in own}
         self._allowed = [str(route) for route in routes]
         self._warm = 0
-        device = device_of(self._slots)
+        device = device_of(slot.parameter for slot in self._slots)
         self._wait_for_device = _synchronizing(device)
         counts = [tensor.count for tensor in self._tensors if len(tensor.choices) > 1]
 

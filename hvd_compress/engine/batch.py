@@ -5,26 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_compress.engine import packing
-from hvd_compress.engine.comm import Comm, Content, Sending, phase
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.failures import change_of_some, explained
-from hvd_compress.engine.levels import LevelBatch
-from hvd_compress.engine.low_rank import LowRankBatch
-from hvd_compress.engine.residuals import BucketResiduals, Columns, transpose, transpose_back
+from hvd_compress.engine.pending import Content, phase
+from hvd_compress.engine.plan import BucketPlan, BucketResiduals, Table
+from hvd_compress.engine.residuals import Columns, transpose, transpose_back
 from hvd_compress.engine.uncompressed import all_finite
+from hvd_compress.exchanges.comm import Comm, Sending
 from hvd_compress.exchanges.layout import CHANGED, USED, Piece
 from hvd_compress.kernels.batch import BatchPayloadError
 from hvd_compress.kernels.cpu_arrays import FixedArrays
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
-
-if TYPE_CHECKING:
-    from hvd_compress.engine.plan import BucketPlan, Table
 
 
 class Batch(Content):
@@ -64,7 +60,7 @@ class Batch(Content):
         super().__init__(plan.deferred)
         self.plan: BucketPlan = plan
         self._encoded = encoded
-        self._kernels = plan.cache.kernels
+        self._kernels = plan.common.kernels
         self.gradients = gradients
         self.order(gradients[0])
         self._used = [True] * len(gradients) if used is None else list(used)
@@ -231,19 +227,11 @@ class Batch(Content):
         Args:
             averages: one average per gradient, shape=(n,), float32; empty if this rank owns no element.
         """
-        if self.plan.cache.owner_step is None:
+        if self.plan.common.owner_step is None:
             return
         for position, average in enumerate(averages):
             if average.numel() and bool(average.isfinite().all()):
                 self._run_owner_step(position, average)
-
-    def levels(self) -> LevelBatch:
-        """The gradients as levels that ranks add."""
-        return LevelBatch(self)
-
-    def factors(self) -> LowRankBatch:
-        """The gradients as products of low-rank factors that ranks add."""
-        return LowRankBatch(self)
 
     def guard(
         self, work: Callable[[], torch.Tensor], size: int, dtype: torch.dtype = torch.uint8
@@ -463,12 +451,12 @@ class Batch(Content):
         return self.encoding(work, layout.size, elements=layout.elements)
 
     def _run_owner_step(self, position: int, average: torch.Tensor) -> None:
-        owned, cache = self.plan.slots[position].owned, self.plan.cache
-        assert owned is not None and cache.owner_step is not None
+        owned, common = self.plan.slots[position].owned, self.plan.common
+        assert owned is not None and common.owner_step is not None
         state = owned.copy_state(average.device)
-        average.div_(cache.loss_scale)
-        cache.owner_step(average, state)
-        average.mul_(cache.loss_scale)
+        average.div_(common.loss_scale)
+        common.owner_step(average, state)
+        average.mul_(common.loss_scale)
         self.residuals.changes[position].assign(owned, state=state)
 
     def _judge_sums(self) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from hvd_compress.codecs.base import round_up
 from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.comm import Comm, Exchanging
+from hvd_compress.exchanges.comm import Comm, Exchanging
 from hvd_compress.exchanges.layout import ALIGNMENT
 from hvd_compress.exchanges.steps import FLOAT_BYTES
 from hvd_compress.ranks.errors import ExchangeError

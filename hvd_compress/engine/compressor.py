@@ -14,14 +14,15 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.checks import check_choice, check_number, check_threads
 from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.engine import owner_steps
+from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.owner_steps import OwnerStep
-from hvd_compress.engine.plan import BatchCache
+from hvd_compress.engine.plan import Common
 from hvd_compress.engine.residuals import LastExchange, Owned
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import resize, restore, snapshot
 from hvd_compress.engine.use import TorchUse
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.layout import Member
 from hvd_compress.exchanges.registry import EXCHANGES
@@ -142,7 +143,9 @@ class CompressorBase:
         self._group = group
         self._rank, self._size = group.rank, group.size
         self._last.replace()
-        self._batches = BatchCache(self._kernels, group, self._seed, self._owner_step, self._last)
+        self._batches = Batches(
+            Common(self._kernels, group, self._seed, self._owner_step, self._last)
+        )
 
     @staticmethod
     @abstractmethod
@@ -310,7 +313,7 @@ class CompressorBase:
             self._use.begin(scaled=scaler is not None or not kept)
         self._last.begin()
         # Once: reading the loss scale waits for a GPU.
-        self._batches.loss_scale = 1.0 if scaler is None else float(scaler.get_scale())
+        self._batches.common.loss_scale = 1.0 if scaler is None else float(scaler.get_scale())
         self._batches.begin_step()
 
     def _busy(self) -> bool:

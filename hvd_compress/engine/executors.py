@@ -6,20 +6,21 @@ import ctypes
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.engine.residuals import Columns
-from hvd_compress.kernels.batch import Arrays, Entry, SerialBatch, SplitBatch
+from hvd_compress.kernels.batch import SerialBatch, SplitBatch
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.cpu_arrays import FixedArrays
 from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.kernels.cpu_library import spec_pointer
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.cuda_batch import CudaBatch
+from hvd_compress.kernels.entries import Arrays, Entry
 from hvd_compress.kernels.interface import Batch, Kernels
 from hvd_compress.kernels.torch_device import TorchDevice
 from hvd_compress.ranks.errors import ExchangeError
@@ -31,6 +32,12 @@ CUDA_KERNELS: dict[str, Callable[[], CudaKernels]] = {
 
 _PENDING = -1
 """The value of a word in host memory that has not come from its device yet."""
+
+
+def device_of(tensors: Iterable[torch.Tensor]) -> torch.device:
+    """The device that encodes gradients: the first CUDA device of a parameter, or else the CPU."""
+    devices = (tensor.device for tensor in tensors)
+    return next((device for device in devices if device.type in CUDA_KERNELS), torch.device("cpu"))
 
 
 class Executors:

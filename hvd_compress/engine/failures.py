@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hvd_compress.codecs import PayloadError
-from hvd_compress.codecs.payload import HEADER_BYTES
+from hvd_compress.codecs.base import HEADER_BYTES
 from hvd_compress.exchanges.shards import tells_of_a_failure
 from hvd_compress.kernels.batch import BatchPayloadError
 from hvd_compress.ranks.errors import ExchangeError

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from hvd_compress.engine.batch import Batch
+from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.failures import change_of_some
-from hvd_compress.engine.plan import BatchCache, BucketPlan, Table
+from hvd_compress.engine.plan import Table
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.layout import CHANGED
 from hvd_compress.exchanges.routing import Route
@@ -24,7 +25,7 @@ class Inquiry(Batch):
     flags of all ranks announce a change, no gradient has been sent, and the ranks can use their new routes.
 
     Args:
-        cache: the same as in :class:`BucketPlan`.
+        batches: those of the compressor.
         former: each gradient's slot, and the route of its gradients until now.
         gradients: the same as in :class:`Batch`, but not changed.
     """
@@ -33,7 +34,7 @@ class Inquiry(Batch):
 
     def __init__(
         self,
-        cache: BatchCache,
+        batches: Batches,
         former: Sequence[tuple[Slot, Route]],
         gradients: Sequence[torch.Tensor],
     ) -> None:
@@ -41,7 +42,7 @@ class Inquiry(Batch):
             replace(slot, route=route, residual=None, next_residual=None, owned=None, factor=None)
             for slot, route in former
         ]
-        plan = BucketPlan(cache, slots, gradients[0])
+        plan = batches.plan(slots, gradients[0])
         super().__init__(plan, [torch.zeros_like(one) for one in gradients])
         self._senders: int | None = None
 

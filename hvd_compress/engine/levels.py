@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from hvd_compress.codecs import PayloadError
+from hvd_compress.engine.batch import Batch
 from hvd_compress.exchanges import integer_sum
 from hvd_compress.exchanges.layout import CHANGED, USED
-
-if TYPE_CHECKING:
-    from hvd_compress.engine.batch import Batch
 
 _FACTORS = torch.tensor(integer_sum.FACTORS, dtype=torch.int64, device="cpu")
 
@@ -70,22 +66,23 @@ class LevelBatch:
 
         return self._batch.encoding(work, self._layout.words, torch.int32)
 
-    def check(self, words: torch.Tensor) -> None:
-        """Finds out whether the sums, or the norms that this rank received, were altered in transit."""
-        if (int(words[-1]) - self._check_of(words)) % integer_sum.MODULUS:
-            self._batch.error = self._batch.error or PayloadError(
-                f"{self._batch.plan.names}: expected levels and norms that agree with their "
-                f"checks, got some that were altered in transit"
-            )
-        self._batch.count_senders(int(words[-2]))
-
-    def decode(self, words: torch.Tensor, scale: float) -> None:
-        """Writes ``scale`` times the ranks' sums to the gradients.
+    def load(self, norms: torch.Tensor, words: torch.Tensor) -> None:
+        """Takes the ranks' sums; finds out whether they, or the norms, were altered in transit.
 
         Args:
+            norms: the largest norms of all ranks, shape=(norms,), float32.
             words: the sum of all ranks' levels, shape=(words,), int32.
-            scale: the factor of the sums.
         """
+        batch = self._batch
+        if (int(words[-1]) - self._check_of(words)) % integer_sum.MODULUS:
+            batch.error = batch.error or PayloadError(
+                f"{batch.plan.names}: expected levels and norms that agree with their "
+                f"checks, got some that were altered in transit"
+            )
+        batch.count_senders(int(words[-2]))
+        batch.load_by(lambda scale: self._decode(words, scale), norms[None, self.flags :])
+
+    def _decode(self, words: torch.Tensor, scale: float) -> None:
         self._batch.nonfinite |= bool(self._norms[: self.flags].isinf().any())
         with self._batch.decoding():
             self._kernels.decode(self._batch.flats, self._norms, words, scale)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from hvd_compress.codecs import ErrorFeedback, PowerSGD
 from hvd_compress.codecs.base import as_matrix
+from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.exchanges import low_rank
 from hvd_compress.exchanges.layout import CHANGED, USED
-
-if TYPE_CHECKING:
-    from hvd_compress.engine.batch import Batch
 
 
 class LowRankBatch:
@@ -82,29 +79,21 @@ class LowRankBatch:
 
         return self._batch.encoding(work, self._size, torch.float32)
 
-    def flags(self, right: torch.Tensor) -> torch.Tensor:
-        """USED for each gradient that some rank used; CHANGED for all if a rank has changed its routes.
-
-        Also finds out whether all ranks have sent factors.
+    def load(self, right: torch.Tensor) -> None:
+        """Takes the sum of the ranks' right factors; finds out whether all ranks have sent factors.
 
         Args:
             right: the sum of what ranks make in :meth:`right`.
-
-        Returns:
-            The flags, shape=(1, gradients).
         """
         used, changed = right[-self._tail : -low_rank.EXTRA], right[-1]
         deferred, counted = self._batch.plan.deferred, right[-2]
         self._batch.count_senders(counted if deferred else int(counted), "factors")
-        return torch.where(changed > 0, CHANGED, used.clamp(max=USED))[None]
+        # CHANGED for all gradients if a rank has changed its routes.
+        flags = torch.where(changed > 0, CHANGED, used.clamp(max=USED))[None]
+        self._batch.load_by(lambda scale: self._decode(right, scale), flags)
 
-    def decode(self, right: torch.Tensor, scale: float) -> None:
-        """Writes ``scale`` times the ranks' sums to the gradients, and the next right factors.
-
-        Args:
-            right: the same as in :meth:`flags`.
-            scale: the factor of the sums.
-        """
+    def _decode(self, right: torch.Tensor, scale: float) -> None:
+        """Writes ``scale`` times the ranks' sums to the gradients, and the next right factors."""
         batch = self._batch
         keep_from_reuse(right, *self._bases)
         if batch.plan.deferred:

@@ -6,14 +6,16 @@ See :mod:`hvd_compress.exchanges.packing`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from hvd_compress.codecs import PayloadError
-from hvd_compress.engine.comm import Comm, Sending
+from hvd_compress.engine.plan import BucketPlan, Table
+from hvd_compress.exchanges.comm import Comm, Sending
 from hvd_compress.exchanges.packing import (
     Head,
     Places,
@@ -22,9 +24,24 @@ from hvd_compress.exchanges.packing import (
     places_by_section,
 )
 
-if TYPE_CHECKING:
-    from hvd_compress.engine.batch import Batch
-    from hvd_compress.engine.plan import Table
+
+class Batch(Protocol):
+    """What this module uses of a :class:`hvd_compress.engine.batch.Batch`."""
+
+    plan: BucketPlan
+    error: Exception | None
+
+    def guard(self, work: Callable[[], torch.Tensor], size: int) -> torch.Tensor:
+        """Makes a message of ``size`` bytes; returns zeros and keeps the error if that fails."""
+        ...
+
+    def encoding(self, work: Callable[[], torch.Tensor], size: int) -> torch.Tensor:
+        """Does the same, and adds the time to the encoding time."""
+        ...
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """Adds the time in the block to the decoding time."""
+        ...
 
 
 def all_gather(batch: Batch, comm: Comm, message: torch.Tensor, table: Table) -> Sending:

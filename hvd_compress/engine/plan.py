@@ -1,39 +1,30 @@
-"""Plans of buckets, which stay the same between steps, and the batches made from them."""
+"""A bucket: its plan, which stays the same between steps, and its residuals in one step."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
 import torch
 
 from hvd_compress.codecs import LevelCodec, NoiseKey, PowerSGD
-from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.cold_start import cold_start
-from hvd_compress.engine.comm import Comm, Exchanging
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.owner_steps import OwnerStep
-from hvd_compress.engine.residuals import LastExchange
+from hvd_compress.engine.residuals import Columns, Factor, FixedColumns, Holder, LastExchange, Pair
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges import integer_sum, low_rank
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.layout import USED, Member, MessageLayout, OwnedPart, Owners
-from hvd_compress.exchanges.packing import Length, describe
+from hvd_compress.exchanges.packing import Length
 from hvd_compress.exchanges.registry import EXCHANGES
-from hvd_compress.kernels.batch import Arrays, Entry
-from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch, LevelEntry
+from hvd_compress.kernels.cpu_arrays import FixedArrays
+from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
+from hvd_compress.kernels.entries import Arrays, Entry, LevelEntry
 from hvd_compress.kernels.interface import Batch as NativeBatch
 
-Kept = TypeVar("Kept")
-
-_MOST_PLANS = 256
-"""The most plans to keep: with other gradients missing in each step, their number would be unlimited."""
-
-_MOST_BUCKETS = 1024
-"""The most buckets whose message lengths are kept, for the same reason."""
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,16 +57,38 @@ class Cuts:
     counts: list[int]
 
 
+@dataclass(eq=False)
+class Common:
+    """What the plans of one compressor share.
+
+    Attributes:
+        kernels: the kernels that encode and decode.
+        group: the ranks.
+        seed: the seed of the noise.
+        owner_step: changes averages on the owners of parts; None for no change.
+        last: receives the changes of each exchange.
+        loss_scale: the loss scale of this step's gradients.
+    """
+
+    kernels: Executors
+    group: Group
+    seed: int = 0
+    owner_step: OwnerStep | None = None
+    last: LastExchange = field(default_factory=LastExchange)
+    loss_scale: float = 1.0
+
+
 class BucketPlan:
     """The members of a bucket, their exchange, and the tables of the bucket's messages.
 
     Args:
-        cache: the kernels, the ranks and the rest that all plans of a compressor share.
+        common: what all plans of a compressor share.
         slots: the gradients' slots, whose routes are of one kind.
         like: a tensor on the gradients' device.
+        lengths: the lengths of the bucket's packed messages, by name, which outlive the plan.
 
     Attributes:
-        cache: the argument of that name.
+        common: the argument of that name.
         members: the bucket's members, for layouts.
         inner: whether the ranks of a host encode gradients with codecs of their own.
         packed: whether messages are packed, because payloads may be shorter than their places.
@@ -89,17 +102,19 @@ class BucketPlan:
         keeps_residuals: whether every gradient has feedback, and the exchange keeps this rank's residuals.
     """
 
-    def __init__(self, cache: BatchCache, slots: Sequence[Slot], like: torch.Tensor) -> None:
-        self.cache = cache
+    def __init__(
+        self, common: Common, slots: Sequence[Slot], like: torch.Tensor, lengths: dict[str, Length]
+    ) -> None:
+        self.common = common
         self.slots = slots
-        self.group = cache.group
+        self.group = common.group
         self.exchange = slots[0].route.exchange
         self.inner = slots[0].route.inner is not None
         self.members = [
             Member(slot.index, slot.shape, slot.route.codec, slot.route.inner) for slot in slots
         ]
         self.packed = any(member.codec.varies for member in self.members)
-        self.deferred = cache.kernels.deferred(like) is not None
+        self.deferred = common.kernels.deferred(like) is not None
         self.owners: Owners | None = EXCHANGES[self.exchange].owners(self.group)
         self.owned: list[OwnedPart | None] = [None] * len(slots)
         if self.owners is not None:
@@ -116,7 +131,7 @@ class BucketPlan:
         ]
         self.keeps_residuals = None not in self.residual_dtypes and slots[0].route.residuals
         self._like = like.new_empty(0)
-        self._lengths = cache.lengths_of(slots)
+        self._lengths = lengths
         self._kept: dict[str, object] = {}
 
     @property
@@ -154,18 +169,18 @@ class BucketPlan:
                 piece.codec,
                 piece.shape,
                 self.slots[piece.member].route.feedback,
-                NoiseKey(self.cache.seed, piece.stream, self.members[piece.member].index),
+                NoiseKey(self.common.seed, piece.stream, self.members[piece.member].index),
                 piece.offset,
             )
             for piece in layout.pieces
         ]
-        kernels = self.cache.kernels.batch(entries, self._arrays(layout), self._like)
+        kernels = self.common.kernels.batch(entries, self._arrays(layout), self._like)
         tail = self._like.new_zeros(layout.size - layout.end, dtype=torch.uint8)
         flags = layout.flags - layout.end
         tail[flags : flags + len(self.members)] = USED
         return Table(layout, kernels, tail)
 
-    def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
+    def keep(self, name: str, make: Callable[[], Value]) -> Value:
         """The result of ``make`` for a name; ``make`` is called only for a new name."""
         if name not in self._kept:
             self._kept[name] = make()
@@ -189,10 +204,10 @@ class BucketPlan:
         entries = []
         for piece, member, slot in zip(made.pieces, self.members, self.slots, strict=True):
             assert isinstance(member.codec, LevelCodec)
-            noise = NoiseKey(self.cache.seed, self.group.rank, member.index)
+            noise = NoiseKey(self.common.seed, self.group.rank, member.index)
             entry = LevelEntry(member.codec, member.shape, slot.route.feedback, noise, *piece)
             entries.append(entry)
-        return made, CpuLevelBatch(entries, self.cache.kernels.threads)
+        return made, CpuLevelBatch(entries, self.common.kernels.threads)
 
     def first_factor(self, position: int) -> torch.Tensor:
         """The right factor of a gradient in the first step: shape=(columns, rank), float32."""
@@ -200,7 +215,7 @@ class BucketPlan:
         def make() -> torch.Tensor:
             member = self.members[position]
             assert isinstance(member.codec, PowerSGD)
-            rank, seed = member.codec.rank, self.cache.seed
+            rank, seed = member.codec.rank, self.common.seed
             numbers = low_rank.first(member.shape, rank, seed, member.index)
             return torch.from_numpy(numbers).to(self._like.device)
 
@@ -214,94 +229,137 @@ class BucketPlan:
         return Arrays(sizes, [(piece.member, piece.begin) for piece in layout.pieces])
 
 
-class BatchCache:
-    """Makes the batches of one compressor, and holds what they share.
+class BucketResiduals:
+    """Takes up the residuals of a bucket's gradients, and accepts or undoes their changes.
+
+    Residuals that neither the exchange nor the codecs use are added to the gradients at once.
 
     Args:
-        kernels: the kernels that encode and decode.
-        group: the ranks.
-        seed: the seed of the noise.
-        owner_step: changes averages on the owners of parts; None for no change.
-        last: receives the changes of each exchange.
+        plan: the plan of the bucket.
+        gradients: the gradients of the :class:`~hvd_compress.engine.batch.Batch`.
+        unused: the positions of the gradients whose parameters this rank's backward pass did not reach.
+        encoded: whether anything is encoded; if not, all residuals are added to the gradients.
 
     Attributes:
-        kernels, group, seed, owner_step, last: the arguments of these names.
-        loss_scale: the loss scale of this step's gradients.
-        comm: the collectives among the ranks.
+        changes: the record of each gradient's changes.
+        averages: the residuals of the parts that this rank owns, and the arrays for the next ones; empty if
+            ranks do not divide gradients.
     """
 
     def __init__(
         self,
-        kernels: Executors,
-        group: Group,
-        seed: int = 0,
-        owner_step: OwnerStep | None = None,
-        last: LastExchange | None = None,
-    ) -> None:
-        self.kernels, self.group, self.seed = kernels, group, seed
-        self.owner_step, self.last = owner_step, LastExchange() if last is None else last
-        self.loss_scale = 1.0
-        self.comm = Comm(group)
-        self._plans: dict[tuple[object, ...], BucketPlan] = {}
-        # A device may have met errors with them, which their kernels explain in a later step.
-        self._forgotten: deque[BucketPlan] = deque(maxlen=_MOST_PLANS)
-        self._lengths: dict[tuple[object, ...], dict[str, Length]] = {}
-
-    def begin_step(self) -> None:
-        """Forgets lengths if there are too many; called before a step's first gradient.
-
-        Lengths are forgotten nowhere else: between steps, all ranks have made the same batches.
-        """
-        if len(self._lengths) > _MOST_BUCKETS:
-            self._lengths.clear()
-            self.forget_plans()  # They hold lengths, too.
-
-    def forget_plans(self) -> None:
-        """Forgets all plans; called when the routes of gradients change.
-
-        Lengths are kept: they belong to a bucket and its codecs, and a rank may call this method alone.
-        """
-        self._forgotten.extend(self._plans.values())
-        self._plans.clear()
-
-    def lengths(self) -> str:
-        """A short hash of the known lengths of the ranks' messages, which ranks compare."""
-        return describe(self._lengths)
-
-    def make(
-        self,
-        slots: Sequence[Slot],
+        plan: BucketPlan,
         gradients: Sequence[torch.Tensor],
-        used: Sequence[bool] | None = None,
+        unused: Sequence[int],
         *,
-        encoded: bool = True,
-    ) -> tuple[Batch, Exchanging]:
-        """Makes the batch of one bucket, and its exchange, which has not begun.
+        encoded: bool,
+    ) -> None:
+        self._plan, self._gradients = plan, gradients
+        self._unused, self._encoded = unused, encoded
+        # One record for all used gradients, whose changes are kept or undone together.
+        self.changes = [plan.common.last.changes()] * len(gradients)
+        for position in unused:
+            self.changes[position] = plan.common.last.changes()
+        self._taken_up: list[Columns] = []
+        # Here, and not between the collectives: memory belongs to the stream that it is made in.
+        self.averages: Columns = (), ()
+        owned = [slot.owned for slot in plan.slots if slot.owned is not None]
+        if plan.keeps_residuals and encoded:
+            if plan.owners is None and not owned:
+                return
+            again = len(owned) == len(plan.slots) and self._again("averages", owned)
+            if again:
+                self.averages = self._take_up("averages", owned, again)
+                return
+        self._release(plan.common.loss_scale)
+        if plan.owners is not None:
+            owned = [slot.owned for slot in plan.slots if slot.owned is not None]
+            self.averages = self._take_up("averages", owned)
+
+    def take_up(self) -> Columns:
+        """The slots' residuals, and the arrays for the next ones; None where there is no feedback."""
+        return self._take_up("gradients", self._plan.slots)
+
+    def take_up_factors(self, ranks: Sequence[int]) -> list[Pair]:
+        """The slots' right factors, and the arrays for the next ones.
 
         Args:
-            slots: the gradients' slots; all use the same exchange.
-            gradients: the same as in :class:`Batch`, all on one device.
-            used: the same as in :class:`Batch`.
-            encoded: whether gradients are encoded. If not, owners apply the owner step to averages of
-                uncompressed gradients (the cold start of an owner step, which only ``two_shot`` has).
+            ranks: the number of columns of each gradient's factor.
         """
-        device = gradients[0].device
-        key = (device, *(slot.index for slot in slots))
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= _MOST_PLANS:
-                self.forget_plans()
-            plan = self._plans[key] = BucketPlan(self, slots, gradients[0])
-        batch = Batch(plan, gradients, used, encoded=encoded)
-        return batch, self.exchange(batch) if encoded else cold_start(batch, self.comm)
+        pairs = [self._take_up_factor(*one) for one in enumerate(ranks)]
+        self._taken_up.append(([before for before, _ in pairs], [after for _, after in pairs]))
+        return pairs
 
-    def exchange(self, batch: Batch) -> Exchanging:
-        """The exchange of a batch, which has not begun."""
-        return EXCHANGES[batch.plan.exchange].run(batch, self.comm)
+    def settle(self, dropped: bool | torch.Tensor, used: Sequence[bool]) -> None:
+        """Accepts the next residuals, or undoes all changes.
 
-    def lengths_of(self, slots: Iterable[Slot]) -> dict[str, Length]:
-        """The lengths of a bucket's messages, by name; they outlive the bucket's plan."""
-        key = tuple(
-            (slot.index, slot.shape, slot.route.exchange, slot.route.codec) for slot in slots
+        Args:
+            dropped: whether the step is dropped; or a word on the gradients' device that is not 0 if it is.
+            used: whether some rank used each parameter; the other parameters' residuals stay.
+        """
+        if isinstance(dropped, torch.Tensor) and self._taken_up:
+            # Of parameters that no rank used, too: their next residuals are discarded.
+            self._plan.common.kernels.restore(self._taken_up, dropped)
+        for changes, one in dict(zip(self.changes, used, strict=True)).items():
+            changes.settle(dropped if one else True)
+
+    def withdraw(self) -> None:
+        """Leaves residuals as they were; called instead of :meth:`settle` if nothing was sent."""
+        for changes in dict.fromkeys(self.changes):
+            changes.withdraw()
+
+    def _take_up_factor(self, position: int, rank: int) -> Pair:
+        slot, changes = self._plan.slots[position], self.changes[position]
+        if slot.factor is None or slot.factor.rank != rank:
+            factor = Factor(rank, residual=self._plan.first_factor(position).clone())
+            changes.assign(slot, factor=factor)
+            slot.factor = factor
+        changes.moved.append(slot.factor)
+        return slot.factor.take_up(1.0, self._gradients[0].device, self._plan.common.kernels.order)
+
+    def _release(self, scale: float) -> None:
+        plan = self._plan
+        keeps = plan.slots[0].route.residuals
+        for position, slot in enumerate(plan.slots):
+            gradient, changes = self._gradients[position], self.changes[position]
+            enabled = self._encoded and plan.residual_dtypes[position] is not None
+            if plan.owners is not None or slot.owned is not None:
+                changes.own(slot, gradient, plan.owned[position], scale, keep=enabled)
+            if slot.residual is not None and not (enabled and keeps):
+                changes.release(slot, gradient, scale)
+
+    def _again(self, role: str, holders: Sequence[Holder]) -> FixedColumns | None:
+        """The columns of the last exchange, if it had these residuals for the same purpose."""
+        return self._plan.common.last.columns_again(
+            (self._plan, role), holders, self._plan.common.loss_scale
         )
-        return self._lengths.setdefault(key, {})
+
+    def _take_up(
+        self, role: str, holders: Sequence[Holder], columns: FixedColumns | None = None
+    ) -> FixedColumns:
+        """Residuals of gradients or of averages: ``columns``, or those of the last exchange, or others."""
+        dtypes = self._plan.residual_dtypes if self._encoded else [None] * len(holders)
+        if columns is None and self._encoded:
+            columns = self._again(role, holders)
+        if columns is None:
+            common, device = self._plan.common, self._gradients[0].device
+            pairs = [
+                (None, None)
+                if dtype is None
+                else holder.take_up(common.loss_scale, device, common.kernels.order, dtype)
+                for holder, dtype in zip(holders, dtypes, strict=True)
+            ]
+            columns = (
+                FixedArrays(before for before, _ in pairs),
+                FixedArrays(after for _, after in pairs),
+            )
+        if not self._unused and None not in dtypes:
+            self.changes[0].moved += holders
+        else:
+            for changes, holder, dtype in zip(self.changes, holders, dtypes, strict=True):
+                if dtype is not None:
+                    changes.moved.append(holder)
+        if any(dtypes):
+            self._plan.common.last.columns[self._plan, role] = columns
+            self._taken_up.append(columns)
+        return columns

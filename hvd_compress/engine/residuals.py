@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,11 +15,6 @@ from hvd_compress.codecs.base import Shape, as_matrix
 from hvd_compress.exchanges.layout import OwnedPart
 from hvd_compress.kernels.cpu_arrays import FixedArrays
 from hvd_compress.ranks.errors import ExchangeError
-
-if TYPE_CHECKING:
-    from hvd_compress.engine.plan import BucketPlan
-    from hvd_compress.engine.slots import Slot
-
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A residual, and the array for the next one."""
@@ -162,6 +157,24 @@ class Factor(Holder):
         return self.residual.numel()
 
 
+@dataclass(eq=False, kw_only=True)
+class Kept(Holder):
+    """What a compressor keeps of one parameter's gradients between steps.
+
+    Attributes:
+        owned: the record of the part that this rank owns; None if the exchange has no owners.
+        factor: the right factor of the last low-rank approximation; None without one.
+    """
+
+    owned: Owned | None = None
+    factor: Factor | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the parameter."""
+        raise NotImplementedError
+
+
 def in_place(part: torch.Tensor, begin: int, shape: Shape, transposed: bool) -> torch.Tensor:
     """A part's elements at their places in the gradient, with zeros elsewhere.
 
@@ -216,14 +229,14 @@ class Changes:
         """Sets attributes if the step is accepted, or resets them to their present values if it is not."""
         self._assigned.append((owner, values, {name: getattr(owner, name) for name in values}))
 
-    def release(self, slot: Slot, gradient: torch.Tensor, loss_scale: float) -> None:
+    def release(self, slot: Kept, gradient: torch.Tensor, loss_scale: float) -> None:
         """Adds an earlier codec's residual to the gradient, and discards it if the step is accepted."""
         if slot.residual is not None:
             rest = slot.residual.to(gradient.device, torch.float32)
             rest = rest * (loss_scale / slot.residual_scale)
             self._add(rest, slot, gradient, slot)
 
-    def release_owned(self, slot: Slot, gradient: torch.Tensor, loss_scale: float) -> None:
+    def release_owned(self, slot: Kept, gradient: torch.Tensor, loss_scale: float) -> None:
         """Does the same with the residual of the part that this rank owns, with the part's weight."""
         owned = slot.owned
         if owned is not None and owned.residual is not None:
@@ -233,7 +246,7 @@ class Changes:
 
     def own(
         self,
-        slot: Slot,
+        slot: Kept,
         gradient: torch.Tensor,
         part: OwnedPart | None,
         loss_scale: float,
@@ -304,7 +317,7 @@ class Changes:
             for name, value in (former if dropped else values).items():
                 setattr(owner, name, value)
 
-    def _add(self, rest: torch.Tensor, slot: Slot, gradient: torch.Tensor, holder: Holder) -> None:
+    def _add(self, rest: torch.Tensor, slot: Kept, gradient: torch.Tensor, holder: Holder) -> None:
         gradient.add_(rest.view(slot.shape).to(gradient.dtype))
         scale = holder.residual_scale
         self.assign(holder, residual=None, residual_scale=scale, next_residual=None)
@@ -380,139 +393,3 @@ class LastExchange:
             )
         for changes in self._changes:
             changes.take_back()
-
-
-class BucketResiduals:
-    """Takes up the residuals of a bucket's gradients, and accepts or undoes their changes.
-
-    Residuals that neither the exchange nor the codecs use are added to the gradients at once.
-
-    Args:
-        plan: the plan of the bucket.
-        gradients: the gradients of the :class:`~hvd_compress.engine.batch.Batch`.
-        unused: the positions of the gradients whose parameters this rank's backward pass did not reach.
-        encoded: whether anything is encoded; if not, all residuals are added to the gradients.
-
-    Attributes:
-        changes: the record of each gradient's changes.
-        averages: the residuals of the parts that this rank owns, and the arrays for the next ones; empty if
-            ranks do not divide gradients.
-    """
-
-    def __init__(
-        self,
-        plan: BucketPlan,
-        gradients: Sequence[torch.Tensor],
-        unused: Sequence[int],
-        *,
-        encoded: bool,
-    ) -> None:
-        self._plan, self._gradients = plan, gradients
-        self._unused, self._encoded = unused, encoded
-        # One record for all used gradients, whose changes are kept or undone together.
-        self.changes = [plan.cache.last.changes()] * len(gradients)
-        for position in unused:
-            self.changes[position] = plan.cache.last.changes()
-        self._taken_up: list[Columns] = []
-        # Here, and not between the collectives: memory belongs to the stream that it is made in.
-        self.averages: Columns = (), ()
-        owned = [slot.owned for slot in plan.slots if slot.owned is not None]
-        if plan.keeps_residuals and encoded:
-            if plan.owners is None and not owned:
-                return
-            again = len(owned) == len(plan.slots) and self._again("averages", owned)
-            if again:
-                self.averages = self._take_up("averages", owned, again)
-                return
-        self._release(plan.cache.loss_scale)
-        if plan.owners is not None:
-            owned = [slot.owned for slot in plan.slots if slot.owned is not None]
-            self.averages = self._take_up("averages", owned)
-
-    def take_up(self) -> Columns:
-        """The slots' residuals, and the arrays for the next ones; None where there is no feedback."""
-        return self._take_up("gradients", self._plan.slots)
-
-    def take_up_factors(self, ranks: Sequence[int]) -> list[Pair]:
-        """The slots' right factors, and the arrays for the next ones.
-
-        Args:
-            ranks: the number of columns of each gradient's factor.
-        """
-        pairs = [self._take_up_factor(*one) for one in enumerate(ranks)]
-        self._taken_up.append(([before for before, _ in pairs], [after for _, after in pairs]))
-        return pairs
-
-    def settle(self, dropped: bool | torch.Tensor, used: Sequence[bool]) -> None:
-        """Accepts the next residuals, or undoes all changes.
-
-        Args:
-            dropped: whether the step is dropped; or a word on the gradients' device that is not 0 if it is.
-            used: whether some rank used each parameter; the other parameters' residuals stay.
-        """
-        if isinstance(dropped, torch.Tensor) and self._taken_up:
-            # Of parameters that no rank used, too: their next residuals are discarded.
-            self._plan.cache.kernels.restore(self._taken_up, dropped)
-        for changes, one in dict(zip(self.changes, used, strict=True)).items():
-            changes.settle(dropped if one else True)
-
-    def withdraw(self) -> None:
-        """Leaves residuals as they were; called instead of :meth:`settle` if nothing was sent."""
-        for changes in dict.fromkeys(self.changes):
-            changes.withdraw()
-
-    def _take_up_factor(self, position: int, rank: int) -> Pair:
-        slot, changes = self._plan.slots[position], self.changes[position]
-        if slot.factor is None or slot.factor.rank != rank:
-            factor = Factor(rank, residual=self._plan.first_factor(position).clone())
-            changes.assign(slot, factor=factor)
-            slot.factor = factor
-        changes.moved.append(slot.factor)
-        return slot.factor.take_up(1.0, self._gradients[0].device, self._plan.cache.kernels.order)
-
-    def _release(self, scale: float) -> None:
-        plan = self._plan
-        keeps = plan.slots[0].route.residuals
-        for position, slot in enumerate(plan.slots):
-            gradient, changes = self._gradients[position], self.changes[position]
-            enabled = self._encoded and plan.residual_dtypes[position] is not None
-            if plan.owners is not None or slot.owned is not None:
-                changes.own(slot, gradient, plan.owned[position], scale, keep=enabled)
-            if slot.residual is not None and not (enabled and keeps):
-                changes.release(slot, gradient, scale)
-
-    def _again(self, role: str, holders: Sequence[Holder]) -> FixedColumns | None:
-        """The columns of the last exchange, if it had these residuals for the same purpose."""
-        return self._plan.cache.last.columns_again(
-            (self._plan, role), holders, self._plan.cache.loss_scale
-        )
-
-    def _take_up(
-        self, role: str, holders: Sequence[Holder], columns: FixedColumns | None = None
-    ) -> FixedColumns:
-        """Residuals of gradients or of averages: ``columns``, or those of the last exchange, or others."""
-        dtypes = self._plan.residual_dtypes if self._encoded else [None] * len(holders)
-        if columns is None and self._encoded:
-            columns = self._again(role, holders)
-        if columns is None:
-            cache, device = self._plan.cache, self._gradients[0].device
-            pairs = [
-                (None, None)
-                if dtype is None
-                else holder.take_up(cache.loss_scale, device, cache.kernels.order, dtype)
-                for holder, dtype in zip(holders, dtypes, strict=True)
-            ]
-            columns = (
-                FixedArrays(before for before, _ in pairs),
-                FixedArrays(after for _, after in pairs),
-            )
-        if not self._unused and None not in dtypes:
-            self.changes[0].moved += holders
-        else:
-            for changes, holder, dtype in zip(self.changes, holders, dtypes, strict=True):
-                if dtype is not None:
-                    changes.moved.append(holder)
-        if any(dtypes):
-            self._plan.cache.last.columns[self._plan, role] = columns
-            self._taken_up.append(columns)
-        return columns

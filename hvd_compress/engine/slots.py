@@ -9,15 +9,14 @@ from functools import cached_property
 
 import torch
 
-from hvd_compress.engine.executors import CUDA_KERNELS
-from hvd_compress.engine.residuals import Factor, Holder, Owned
+from hvd_compress.engine.residuals import Kept
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
 
 NamedParameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
 
 
 @dataclass(eq=False)
-class Slot(Holder):
+class Slot(Kept):
     """The record that a compressor keeps for one parameter.
 
     Attributes:
@@ -25,8 +24,6 @@ class Slot(Holder):
         index: the parameter's position among the compressor's parameters, which is its id in the noise.
         parameter: the parameter itself.
         route: the route of the parameter's gradient.
-        owned: the record of the part that this rank owns; None if the exchange has no owners.
-        factor: the right factor of the last low-rank approximation; None without one.
         step: the number of times that the gradient has been encoded and sent, which is the gradient's
             position in the noise.
         exchanges: the number of times that the gradient has been exchanged in any way.
@@ -39,8 +36,6 @@ class Slot(Holder):
     index: int
     parameter: torch.Tensor
     route: Route = UNCOMPRESSED_ROUTE
-    owned: Owned | None = None
-    factor: Factor | None = None
     step: int = 0
     exchanges: int = 0
     pending: bool = False
@@ -120,9 +115,3 @@ def expect_memory(name: str, parameter: torch.Tensor) -> None:
             f"{name}: expected a parameter with memory, got one on the meta device: call model.to_empty() "
             f"and fill it first, and make the compressor behind that"
         )
-
-
-def device_of(slots: Iterable[Slot]) -> torch.device:
-    """The device that encodes gradients: the first CUDA device with a parameter, or else the CPU."""
-    devices = (slot.parameter.device for slot in slots)
-    return next((device for device in devices if device.type in CUDA_KERNELS), torch.device("cpu"))

@@ -6,21 +6,16 @@ all ranks have the same bits. The bytes that a rank sends grow with the number o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.base import Shape
 from hvd_compress.exchanges import layout
-from hvd_compress.exchanges.base import ByRank, Exchange, Group
+from hvd_compress.exchanges.base import Batch, ByRank, Exchange
+from hvd_compress.exchanges.comm import Comm, Exchanging, Group
 from hvd_compress.exchanges.limits import check_gather
+from hvd_compress.exchanges.simulation import Ranks
 from hvd_compress.exchanges.steps import Computation, Gradient, Message, Steps, payload_bytes
-
-if TYPE_CHECKING:
-    from hvd_compress.engine.batch import Batch
-    from hvd_compress.engine.comm import Comm, Exchanging
-    from hvd_compress.exchanges.reference import Simulation
 
 
 def steps(gradient: Gradient) -> Steps:
@@ -38,7 +33,7 @@ def check(name: str, shape: Shape, codec: Codec, element_bytes: int, group: Grou
     check_gather(name, codec.payload_bytes(shape), group.size)
 
 
-def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
+def reference(ranks: Ranks, name: str, gradients: ByRank, scale: float) -> np.ndarray:
     """The result on every rank."""
     kept = ranks.residuals
     sent = [ranks.send(name, x, kept[rank][name], rank) for rank, x in enumerate(gradients)]

@@ -1,47 +1,105 @@
-"""The description of an exchange, and the ranks that take part in it."""
+"""The description of an exchange, and what an exchange needs of the batch that it sends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Protocol
 
 import numpy as np
 
-from hvd_compress.exchanges.hosts import Hosts
-from hvd_compress.exchanges.layout import Owners
+from hvd_compress.exchanges.comm import Array, Comm, Exchanging, Group, Scope, Sending
+from hvd_compress.exchanges.layout import Member, MessageLayout, Owners, Piece
 from hvd_compress.exchanges.steps import Gradient, Message, Steps
-
-if TYPE_CHECKING:
-    from hvd_compress.engine.comm import Comm, Exchanging
-    from hvd_compress.exchanges.reference import Simulation
 
 ByRank = list[np.ndarray]
 """One array for each rank."""
 
-Scope = Literal["all", "local", "cross"]
-"""The ranks of a collective: all, those of this host, or those with this local rank on all hosts."""
+
+class Plan(Protocol):
+    """What stays the same in a bucket between steps."""
+
+    @property
+    def group(self) -> Group:
+        """The ranks."""
+        ...
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """The gradients of the bucket."""
+        ...
+
+    @property
+    def owners(self) -> Owners | None:
+        """The ranks that divide the gradients; None if ranks do not divide them."""
+        ...
+
+    @property
+    def inner(self) -> bool:
+        """Whether the ranks of a host encode gradients with codecs of their own."""
+        ...
+
+    def table(self, name: str, layout: Callable[[], MessageLayout]) -> Any:
+        """The table of a message, whose ``layout`` this is; the function is called for a new name only."""
+        ...
 
 
-@dataclass(frozen=True)
-class Group:
-    """The ranks of an exchange.
+class Batch(Protocol):
+    """A bucket in one step, as exchanges use it; :class:`hvd_compress.engine.batch.Batch` is one.
 
-    Attributes:
-        rank: this rank.
-        size: the number of ranks.
-        hosts: the ranks on their hosts; None if the exchange does not need them.
+    Tables are those that :meth:`Plan.table` returns.
     """
 
-    rank: int
-    size: int
-    hosts: Hosts | None = None
+    @property
+    def plan(self) -> Plan:
+        """The plan of the bucket."""
+        ...
 
-    def members(self, scope: Scope) -> list[int]:
-        """The ranks that take part in this rank's collectives of the given scope."""
-        if scope == "all" or self.hosts is None:
-            return list(range(self.size))
-        return (self.hosts.within if scope == "local" else self.hosts.between)(self.rank)
+    def encode(self, table: Any) -> Array:
+        """Encodes pieces of the gradients; returns the message, shape=(bytes,), uint8."""
+        ...
+
+    def encode_averages(self, table: Any, averages: Sequence[Array]) -> Array:
+        """Encodes averages of this rank's parts; returns the message, shape=(bytes,), uint8."""
+        ...
+
+    def average(self, table: Any, rows: Array, first: int = 0) -> Sequence[Array]:
+        """Averages the parts that this rank owns; ``rows`` holds messages from rank ``first`` on."""
+        ...
+
+    def parts_to_owners(self) -> tuple[Array, list[int]]:
+        """All gradients' parts without encoding, by owner, and the bytes for each owner."""
+        ...
+
+    def average_parts(self, rows: Array) -> Sequence[Array]:
+        """The same as :meth:`average`, from the ranks' messages of :meth:`parts_to_owners`."""
+        ...
+
+    def guard(self, work: Callable[[], Array], size: int) -> Array:
+        """Makes a message of ``size`` bytes; returns zeros if that fails, since other ranks wait."""
+        ...
+
+    def all_gather(self, comm: Comm, message: Array, table: Any) -> Sending:
+        """Gathers messages, packed if payloads may be short."""
+        ...
+
+    def two_shots(
+        self,
+        comm: Comm,
+        message: Array,
+        average: Callable[[Array], Array],
+        parts: Any,
+        own: Any,
+        every: Any,
+    ) -> Sending:
+        """Sends parts to owners and gathers averages, packed if payloads may be short."""
+        ...
+
+    def load(
+        self, table: Any, rows: Array, sender: Callable[[Piece, int], int], flags: Array
+    ) -> None:
+        """Takes the result of the last collective, which is decoded at the end of the step."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -53,12 +111,12 @@ class Exchange:
         steps: a function that returns the computation and messages of a rank for one gradient, with one
             message for each stage.
         reference: the definition of the result on every rank, in NumPy. Its arguments are the
-            :class:`~hvd_compress.exchanges.reference.Simulation`, which holds the residuals; a tensor's
+            :class:`~hvd_compress.exchanges.simulation.Ranks`, which holds the residuals; a tensor's
             name; the ranks' gradients of the tensor, shape=(n,), float32 each, transposed if ranks divide
             columns; and the factor of the ranks' sum. It returns the result, in the same order.
-        run: the exchange of a bucket, a generator function. Its arguments are a
-            :class:`~hvd_compress.engine.batch.Batch` and a :class:`~hvd_compress.engine.comm.Comm`. It
-            yields collectives, and receives their results.
+        run: the exchange of a bucket, a generator function. Its arguments are a :class:`Batch`, or what
+            the module of the exchange defines in its place, and a
+            :class:`~hvd_compress.exchanges.comm.Comm`. It yields collectives, and receives their results.
         check: a function that raises ``ValueError`` if the exchange cannot carry a tensor; its arguments
             are the name, the shape, the codec, the bytes of an element, the ranks, and ``inner`` if the
             route has such a codec.
@@ -71,7 +129,7 @@ class Exchange:
 
     stages: tuple[Scope, ...]
     steps: Callable[[Gradient], Steps]
-    reference: Callable[[Simulation, str, ByRank, float], np.ndarray]
+    reference: Callable[[Any, str, ByRank, float], np.ndarray]
     run: Callable[[Any, Comm], Exchanging]
     check: Callable[..., None] = lambda *tensor: None
     owners: Callable[[Group], Owners | None] = lambda group: None

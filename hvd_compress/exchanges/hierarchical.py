@@ -13,25 +13,19 @@ send of the rank's own gradient, and an owner's residual what the other codec di
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.base import Shape
-from hvd_compress.exchanges.base import ByRank, Exchange, Group
+from hvd_compress.exchanges.base import Batch, ByRank, Exchange
+from hvd_compress.exchanges.comm import Array, Comm, Exchanging, Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.layout import Owners
 from hvd_compress.exchanges.limits import check_message
 from hvd_compress.exchanges.shards import shared, transpose, transpose_back
+from hvd_compress.exchanges.simulation import Ranks
 from hvd_compress.exchanges.steps import Computation, Gradient, Message, Steps, part_bytes
-
-if TYPE_CHECKING:
-    import torch
-
-    from hvd_compress.engine.batch import Batch
-    from hvd_compress.engine.comm import Comm, Exchanging
-    from hvd_compress.exchanges.reference import Simulation
 
 
 def inner_stream(rank: int, owner: int, hosts: Hosts) -> int:
@@ -96,7 +90,7 @@ def owners(group: Group) -> Owners:
     return Owners(group.hosts.local, group.hosts.local_rank(group.rank), group.hosts.local)
 
 
-def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
+def reference(ranks: Ranks, name: str, gradients: ByRank, scale: float) -> np.ndarray:
     """The result on every rank."""
     result, hosts, inner = np.empty_like(gradients[0]), ranks.hosts, ranks.inner
     matrix = ranks.shared(name).transposed
@@ -138,7 +132,7 @@ def run(batch: Batch, comm: Comm) -> Exchanging:
     else:
         rows = yield local.all_to_all(*batch.parts_to_owners())
 
-    def encode() -> torch.Tensor:
+    def encode() -> Array:
         if received is None:
             return batch.encode_averages(own, batch.average_parts(rows))
         first = hosts.within(comm.rank)[0]

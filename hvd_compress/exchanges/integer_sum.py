@@ -12,21 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from hvd_compress.codecs import Codec, LevelCodec
 from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.packing import WORD_BITS, lane_bits
-from hvd_compress.exchanges.base import ByRank, Exchange, Group
+from hvd_compress.exchanges.base import ByRank, Exchange
+from hvd_compress.exchanges.comm import Array, Comm, Exchanging, Group
 from hvd_compress.exchanges.layout import Member
+from hvd_compress.exchanges.simulation import Ranks
 from hvd_compress.exchanges.steps import Computation, Gradient, Steps, all_reduce
-
-if TYPE_CHECKING:
-    from hvd_compress.engine.batch import Batch
-    from hvd_compress.engine.comm import Comm, Exchanging
-    from hvd_compress.exchanges.reference import Simulation
 
 _UNCOMPRESSED_BITS = 16
 """The bits of an element in an allreduce of halves, which does not lose anything by rounding to levels."""
@@ -92,7 +89,7 @@ def check(name: str, shape: Shape, codec: Codec, element_bytes: int, group: Grou
         )
 
 
-def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
+def reference(ranks: Ranks, name: str, gradients: ByRank, scale: float) -> np.ndarray:
     """The result on every rank."""
     codec, kept = ranks.codec, [residuals[name] for residuals in ranks.residuals]
     assert isinstance(codec, LevelCodec)
@@ -141,17 +138,31 @@ def layout(members: Sequence[Member], size: int) -> LevelLayout:
     return LevelLayout(tuple(pieces), norm_offset + len(members), word_offset + EXTRA_WORDS)
 
 
-def run(batch: Batch, comm: Comm) -> Exchanging:
+class Levels(Protocol):
+    """A bucket's gradients as levels that ranks add; see :mod:`hvd_compress.engine.levels`."""
+
+    def norms(self) -> Array:
+        """This rank's norms and flags, shape=(norms,), float32."""
+        ...
+
+    def encode(self, norms: Array) -> Array:
+        """This rank's levels for the largest norms of all ranks, shape=(words,), int32."""
+        ...
+
+    def load(self, norms: Array, words: Array) -> None:
+        """Takes the largest norms and the sum of the levels, which are decoded at the end of the step."""
+        ...
+
+
+def run(levels: Levels, comm: Comm) -> Exchanging:
     """Shares the largest norms, and then adds levels.
 
     The flags are sent with the norms: their maximum is 1 if some rank used the gradient. A rank that fails
     adds zeros, and does not count itself in the word behind the levels.
     """
-    levels = batch.levels()
     norms = yield comm.all_reduce(levels.norms(), "max")
     words = yield comm.all_reduce(levels.encode(norms))
-    levels.check(words)
-    batch.load_by(lambda scale: levels.decode(words, scale), norms[None, levels.flags :])
+    levels.load(norms, words)
 
 
 EXCHANGE = Exchange(("all", "all"), steps, reference, run, check, on_device=False)

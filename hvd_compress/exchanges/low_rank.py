@@ -18,20 +18,17 @@ parameter; the number of senders; and the number of ranks that have changed thei
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from hvd_compress.codecs import Codec, NoiseKey, PowerSGD
 from hvd_compress.codecs.base import Shape, as_matrix
 from hvd_compress.codecs.noise import uniform
-from hvd_compress.exchanges.base import ByRank, Exchange, Group
+from hvd_compress.exchanges.base import ByRank, Exchange
+from hvd_compress.exchanges.comm import Array, Comm, Exchanging, Group
+from hvd_compress.exchanges.simulation import Ranks
 from hvd_compress.exchanges.steps import Computation, Gradient, Steps, all_reduce
-
-if TYPE_CHECKING:
-    from hvd_compress.engine.batch import Batch
-    from hvd_compress.engine.comm import Comm, Exchanging
-    from hvd_compress.exchanges.reference import Simulation
 
 LEAST = 1e-10
 """The part of a column's length that must be orthogonal to the columns before it. Less is rounding of
@@ -101,7 +98,7 @@ def orthonormal(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
+def reference(ranks: Ranks, name: str, gradients: ByRank, scale: float) -> np.ndarray:
     """The result on every rank; frameworks may multiply and add in another order."""
     assert isinstance(ranks.codec, PowerSGD)
     shape, kept = ranks.shapes[name], [residuals[name] for residuals in ranks.residuals]
@@ -122,15 +119,30 @@ def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> 
     return (p @ q.T).reshape(-1) * np.float32(scale)
 
 
-def run(batch: Batch, comm: Comm) -> Exchanging:
+class Factors(Protocol):
+    """A bucket's gradients as products of low-rank factors; see :mod:`hvd_compress.engine.low_rank`."""
+
+    def left(self) -> Array:
+        """This rank's left factors, shape=(n,), float32."""
+        ...
+
+    def right(self, left: Array) -> Array:
+        """This rank's right factors, flags and counts, shape=(n,), float32; ``left`` is the ranks' sum."""
+        ...
+
+    def load(self, right: Array) -> None:
+        """Takes the sum of the right factors, which is decoded at the end of the step."""
+        ...
+
+
+def run(factors: Factors, comm: Comm) -> Exchanging:
     """Adds up the left factors, orthogonalizes the sums, and adds up the right factors.
 
     A rank that fails adds zeros, and does not count itself among the senders.
     """
-    factors = batch.factors()
     left = yield comm.all_reduce(factors.left())
     right = yield comm.all_reduce(factors.right(left))
-    batch.load_by(lambda scale: factors.decode(right, scale), factors.flags(right))
+    factors.load(right)
 
 
 EXCHANGE = Exchange(("all", "all"), steps, reference, run, check)

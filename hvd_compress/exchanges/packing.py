@@ -23,8 +23,8 @@ from itertools import accumulate
 import numpy as np
 
 from hvd_compress.codecs import PayloadError
-from hvd_compress.codecs.base import round_up
-from hvd_compress.codecs.payload import FLAGS_OFFSET, HEADER_BYTES, length_in
+from hvd_compress.codecs.base import HEADER_BYTES, round_up
+from hvd_compress.codecs.payload import FLAGS_OFFSET, length_in
 from hvd_compress.exchanges.layout import ALIGNMENT, MessageLayout
 
 HEAD_BYTES = 16

@@ -18,7 +18,7 @@ from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.refusal import refuse
 from hvd_compress.codecs.registry import codec_of
 from hvd_compress.exchanges import registry
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.default import AUTO, exchange_for
 
 ENCODABLE = ("float32", "float16", "bfloat16")
@@ -311,7 +311,7 @@ def check_feedback(name: str, shape: tuple[int, ...], route: Route) -> None:
         return
     try:
         for codec in (route.codec, *([route.inner] if route.inner else [])):
-            route.feedback.check(codec, shape)
+            codec.check_feedback(route.feedback, shape)
     except ValueError as error:
         raise ValueError(f"{name}, shape {shape}: {error}") from None
 

@@ -10,24 +10,17 @@ the average into a sum is applied at the end.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.base import Shape
-from hvd_compress.exchanges.base import ByRank, Exchange, Group
+from hvd_compress.exchanges.base import Batch, ByRank, Exchange
+from hvd_compress.exchanges.comm import Array, Comm, Exchanging, Group
 from hvd_compress.exchanges.layout import Owners
 from hvd_compress.exchanges.limits import check_message
 from hvd_compress.exchanges.shards import shared, transpose, transpose_back
+from hvd_compress.exchanges.simulation import Ranks
 from hvd_compress.exchanges.steps import Computation, Gradient, Message, Steps, part_bytes
-
-if TYPE_CHECKING:
-    import torch
-
-    from hvd_compress.engine.batch import Batch
-    from hvd_compress.engine.comm import Comm, Exchanging
-    from hvd_compress.exchanges.reference import Simulation
 
 MAX_RANKS = 65535
 """The largest number of ranks for which the noise has enough streams: see :func:`first_stream`."""
@@ -76,7 +69,7 @@ def owners(group: Group) -> Owners:
     return Owners(group.size, group.rank, group.size)
 
 
-def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
+def reference(ranks: Ranks, name: str, gradients: ByRank, scale: float) -> np.ndarray:
     """The result on every rank."""
     result, size = np.empty_like(gradients[0]), len(gradients)
     matrix = ranks.shared(name).transposed
@@ -109,7 +102,7 @@ def run(batch: Batch, comm: Comm) -> Exchanging:
     length = own.layout.size
     every = plan.table("every", lambda: owners.gathered(members, length))
 
-    def average(rows: torch.Tensor) -> torch.Tensor:
+    def average(rows: Array) -> Array:
         return batch.guard(
             lambda: batch.encode_averages(own, batch.average(received, rows)), length
         )

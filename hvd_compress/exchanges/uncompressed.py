@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from hvd_compress.exchanges.base import ByRank, Exchange
+from hvd_compress.exchanges.comm import Comm, Exchanging
+from hvd_compress.exchanges.simulation import Ranks
 from hvd_compress.exchanges.steps import Computation, Gradient, Steps, all_reduce
-
-if TYPE_CHECKING:
-    from hvd_compress.engine.comm import Comm, Exchanging
-    from hvd_compress.engine.uncompressed import Uncompressed
-    from hvd_compress.exchanges.reference import Simulation
 
 
 def steps(gradient: Gradient) -> Steps:
@@ -22,13 +19,13 @@ def steps(gradient: Gradient) -> Steps:
     return Computation(encoded=cast), all_reduce(gradient.count, width), Computation(decoded=cast)
 
 
-def reference(ranks: Simulation, name: str, gradients: ByRank, scale: float) -> np.ndarray:
+def reference(ranks: Ranks, name: str, gradients: ByRank, scale: float) -> np.ndarray:
     """The result on every rank; frameworks may add in another order."""
     return ranks.total(gradients) * np.float32(scale)
 
 
-def run(batch: Uncompressed, comm: Comm) -> Exchanging:
-    """Adds the gradients."""
+def run(batch: Any, comm: Comm) -> Exchanging:
+    """Adds the ``values`` of a batch, such as :class:`hvd_compress.engine.uncompressed.Uncompressed`."""
     batch.values = yield comm.all_reduce(batch.values)
 
 

@@ -17,12 +17,12 @@ from hvd_compress.codecs.checks import check_choice
 from hvd_compress.distributed.keys import like, local
 from hvd_compress.distributed.meshes import FLAT, replicas
 from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.comm import Pending
 from hvd_compress.engine.compressor import CompressorBase
-from hvd_compress.engine.executors import keep_from_reuse
+from hvd_compress.engine.executors import device_of, keep_from_reuse
 from hvd_compress.engine.failures import change_of_some
 from hvd_compress.engine.options import Options
-from hvd_compress.engine.slots import Slot, device_of, slots_of
+from hvd_compress.engine.pending import Pending
+from hvd_compress.engine.slots import Slot, slots_of
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges.routing import ENCODABLE, Route, Router
@@ -482,7 +482,9 @@ class Compressor(ProcessGroupCompressor):
     ) -> Exception | None:
         """The error that names the ranks' differences, or None."""
         try:
-            Agreement(collectives_of(group, device_of(self._slots)), line).settle()
+            Agreement(
+                collectives_of(group, device_of(slot.parameter for slot in self._slots)), line
+            ).settle()
         except ExchangeError as error:
             return error
         return None

@@ -1,61 +1,18 @@
-"""The places of tensors that share a message, and a batch made of any executor's calls."""
+"""A batch made of any executor's calls, and one made of other batches."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs import Codec, PayloadError
 from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET, open_payload
 from hvd_compress.kernels.cpu_arrays import as_numpy, check_lengths, check_message
+from hvd_compress.kernels.entries import Arrays, Entry
 from hvd_compress.kernels.interface import Batch, Kernels, Sender
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor's place in a batch.
-
-    Attributes:
-        codec: the codec that encodes the tensor.
-        shape: the tensor's shape; arrays are flat and row-major.
-        feedback: the error feedback coefficients; if they are not enabled, there is no residual.
-        noise: the seed, rank and tensor of the noise; the step is an argument of each call.
-        offset: the offset of the payload in the message in bytes, a multiple of 4.
-    """
-
-    codec: Codec
-    shape: Shape
-    feedback: ErrorFeedback
-    noise: NoiseKey
-    offset: int
-
-    @property
-    def end(self) -> int:
-        """The offset of the payload's end in the message, in bytes."""
-        return self.offset + self.codec.payload_bytes(self.shape)
-
-
-@dataclass(frozen=True)
-class Arrays:
-    """The places of the entries' values and residuals in the arrays of a call.
-
-    Attributes:
-        sizes: the number of elements in each array.
-        places: each entry's array, by number, and the entry's first element in this array.
-    """
-
-    sizes: Sequence[int]
-    places: Sequence[tuple[int, int]]
-
-    @classmethod
-    def whole(cls, shapes: Iterable[Shape]) -> Arrays:
-        """One whole array for each entry."""
-        sizes = [math.prod(shape) for shape in shapes]
-        return cls(sizes, [(number, 0) for number in range(len(sizes))])
 
 
 class BatchPayloadError(PayloadError):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hvd_compress.codecs import PayloadError, bfloat
 from hvd_compress.kernels.cpu_library import spec_pointer
+from hvd_compress.kernels.entries import Entry, LevelEntry
 from hvd_compress.kernels.native import (
     DTYPES,
     KernelError,
@@ -21,10 +22,6 @@ from hvd_compress.kernels.native import (
     name_of,
     noise_of,
 )
-
-if TYPE_CHECKING:
-    from hvd_compress.kernels.batch import Entry
-    from hvd_compress.kernels.cpu_level_batch import LevelEntry
 
 _TENSOR = np.dtype(Tensor)
 

@@ -7,14 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvd_compress.codecs.checks import check_threads
-from hvd_compress.kernels.batch import (
-    Arrays,
-    BatchPayloadError,
-    Entry,
-    SerialBatch,
-    altered_payload,
-    check_places,
-)
+from hvd_compress.kernels.batch import BatchPayloadError, SerialBatch, altered_payload, check_places
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.cpu_arrays import (
     TensorTable,
@@ -25,6 +18,7 @@ from hvd_compress.kernels.cpu_arrays import (
 )
 from hvd_compress.kernels.cpu_arrays import rows as rows_of
 from hvd_compress.kernels.cpu_library import load
+from hvd_compress.kernels.entries import Arrays, Entry
 from hvd_compress.kernels.interface import Batch
 from hvd_compress.kernels.native import spec_of
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_compress.kernels.batch import Arrays, BatchPayloadError, check_places
-from hvd_compress.kernels.batch import Entry as BatchEntry
+from hvd_compress.kernels.batch import BatchPayloadError, check_places
 from hvd_compress.kernels.cpu_arrays import FixedArrays, check_lengths, check_message
 from hvd_compress.kernels.cuda import (
     MAX_PAYLOADS,
@@ -20,6 +19,8 @@ from hvd_compress.kernels.cuda import (
     spec_for,
 )
 from hvd_compress.kernels.cuda_library import Array, Entry, Queue
+from hvd_compress.kernels.entries import Arrays
+from hvd_compress.kernels.entries import Entry as BatchEntry
 from hvd_compress.kernels.interface import Batch, Sender
 from hvd_compress.kernels.native import DTYPES, check_dtype, noise_of
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_compress.engine.comm import Collective
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.names import distinct

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hvd_compress.exchanges.base import Scope
+from hvd_compress.exchanges.comm import Scope
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.steps import Computation, Message
 from hvd_compress.ranks.counters import Kind, sent_bytes

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_compress.codecs.base import Shape
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.registry import EXCHANGES, UNCOMPRESSED
 from hvd_compress.exchanges.routing import Route

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd_compress.codecs import LevelCodec, NoiseKey
+from hvd_compress.codecs.base import HEADER_BYTES
 from hvd_compress.codecs.lengths import bits_of
-from hvd_compress.codecs.payload import HEADER_BYTES, payload_length
+from hvd_compress.codecs.payload import payload_length
 from hvd_compress.planner.measured import Coding
 
 BARRIER, SMALL = "barrier before probe", "probe"

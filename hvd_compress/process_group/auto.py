@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hvd_compress.engine.auto import Planning
-from hvd_compress.engine.comm import Collective
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_compress.engine.comm import Collective
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.process_group.shutdown import close, hold, naming, note_collectives, release_with
 from hvd_compress.ranks.errors import ExchangeError
 

@@ -13,16 +13,16 @@ import torch.distributed as dist
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.refusal import refuse
 from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.comm import Exchanging, Pending
 from hvd_compress.engine.compressor import CompressorBase
-from hvd_compress.engine.executors import CUDA_KERNELS, Executors
+from hvd_compress.engine.executors import CUDA_KERNELS, Executors, device_of
 from hvd_compress.engine.inquiry import Inquiry
 from hvd_compress.engine.options import Options
+from hvd_compress.engine.pending import Pending
 from hvd_compress.engine.residuals import Changes, LastExchange
-from hvd_compress.engine.slots import Slot, device_of
+from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges import hosts
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Exchanging, Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route
@@ -187,7 +187,7 @@ class ProcessGroupCompressor(CompressorBase):
     def _bind(self) -> None:
         if self._bound:
             return
-        self._connect(device_of(self._slots))
+        self._connect(device_of(slot.parameter for slot in self._slots))
         self._join_group()
         if self._copied_from is None:
             self._choose_routes(list(self._slots))
@@ -463,7 +463,7 @@ class ProcessGroupCompressor(CompressorBase):
     def _release(self, changes: Changes, slot: Slot, tensor: torch.Tensor) -> None:
         # Where no rank uses a parameter, DDP throws the average away: what is released would be lost.
         if self._uses(slot):
-            scale = self._batches.loss_scale
+            scale = self._batches.common.loss_scale
             changes.release(slot, tensor, scale)
             changes.release_owned(slot, tensor, scale)
 

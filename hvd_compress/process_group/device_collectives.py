@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 import torch
 import torch.distributed as dist
 
-from hvd_compress.engine.comm import Collective
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.process_group.collectives import Collectives, Over, is_unregistered
 from hvd_compress.process_group.streams import NoStream, SideStream
 

@@ -14,12 +14,14 @@ import torch
 from hvd_compress.codecs import Codec, NoiseKey
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET
-from hvd_compress.engine.comm import Collective, phase
 from hvd_compress.engine.executors import CUDA_KERNELS, Executors, keep_from_reuse
 from hvd_compress.engine.failures import explained
+from hvd_compress.engine.pending import phase
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.exchanges.limits import check_gather
 from hvd_compress.exchanges.routing import ENCODABLE
-from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry
+from hvd_compress.kernels.batch import BatchPayloadError
+from hvd_compress.kernels.entries import Arrays, Entry
 from hvd_compress.kernels.interface import Batch
 from hvd_compress.process_group.transport import Transport
 from hvd_compress.ranks.counters import Counters

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_compress.engine.comm import Collective, Pending, phase
-from hvd_compress.exchanges.base import Group, Scope
+from hvd_compress.engine.pending import Pending, phase
+from hvd_compress.exchanges.comm import Collective, Group, Scope
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.process_group.collectives import Collectives, Over
 from hvd_compress.ranks.errors import ExchangeError

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from hvd_compress.engine.comm import Collective
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import collectives_of, meeting_place

@@ -11,9 +11,9 @@ import torch
 from hvd_compress.codecs import NoCompression
 from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.engine.auto import Planning
-from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.slots import NamedParameters
 from hvd_compress.exchanges import hosts
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.exchanges.routing import EXCHANGE_NAMES, CodecLike, Route
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
 from hvd_compress.ranks.errors import ExchangeError

@@ -15,8 +15,8 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.mpi_ops import _basics
 
 from hvd_compress.codecs import PayloadError
-from hvd_compress.engine.comm import Collective
 from hvd_compress.exchanges import sum_as_gather
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.ranks import process_sets
 

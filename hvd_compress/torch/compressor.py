@@ -19,7 +19,7 @@ from hvd_compress.engine.residuals import Changes
 from hvd_compress.engine.slots import NamedParameters, Slot
 from hvd_compress.engine.use import Discarded
 from hvd_compress.exchanges import hosts
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks import names, token
@@ -296,7 +296,7 @@ class Compressor(CompressorBase, HorovodCompressor):
         """The tensor that Horovod sums itself; it includes what earlier codecs have not sent."""
         if not gradient.is_cpu:
             self._kernels.order(gradient)
-        scale = self._batches.loss_scale
+        scale = self._batches.common.loss_scale
         if not idle:
             self._changes.release(slot, gradient, scale)
             self._changes.release_owned(slot, gradient, scale)

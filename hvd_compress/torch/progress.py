@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator
 
-from hvd_compress.engine.comm import Pending, phase
+from hvd_compress.engine.pending import Pending, phase
 from hvd_compress.ranks import threads
 from hvd_compress.torch.collectives import Collectives, Handle
 

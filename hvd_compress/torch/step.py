@@ -12,8 +12,8 @@ import torch
 
 from hvd_compress.codecs import PayloadError
 from hvd_compress.engine.batch import Batch, judge
-from hvd_compress.engine.comm import Content, Pending
-from hvd_compress.engine.plan import BatchCache
+from hvd_compress.engine.batches import Batches
+from hvd_compress.engine.pending import Content, Pending
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges import buckets
@@ -64,7 +64,7 @@ class Step:
     def __init__(
         self,
         collectives: Collectives,
-        batches: BatchCache,
+        batches: Batches,
         configuration: Callable[[], dict[str, Any]],
         hosts: Callable[[], Hosts | None],
         settle: Callable[[bool | torch.Tensor], None],
@@ -266,7 +266,7 @@ class Step:
         content = Uncompressed(batch.gradients, torch.float32, deferred=batch.plan.deferred)
         exchanging = content.exchange(self._batches.comm)
         plain = Pending(f"{pending.name} uncompressed", pending.number, exchanging, content)
-        if self._batches.owner_step is not None:
+        if self._batches.common.owner_step is not None:
             names = ", ".join(slot.name for slot in batch.plan.slots)
             plain.fail(
                 ExchangeError(

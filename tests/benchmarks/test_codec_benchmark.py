@@ -61,4 +61,4 @@ def test_an_unknown_codec(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", [name for name, case in CODECS.items() if not case.saturates])
 def test_the_feedback_that_is_measured_is_stable(name):
-    stable_feedback(CODECS[name], 1 << 26).check(CODECS[name], (8192, 8192))
+    CODECS[name].check_feedback(stable_feedback(CODECS[name], 1 << 26), (8192, 8192))

@@ -55,7 +55,7 @@ def test_lemma_2_holds_of_the_codec(seed: int, share: float, beta: float, levels
     gamma = codec.variance_factor(64)
     alpha = share * min(1.0, conditions.largest_alpha(gamma, beta))
     feedback = ErrorFeedback(alpha, beta)
-    feedback.check(codec, (64,))
+    codec.check_feedback(feedback, (64,))
     g = np.random.default_rng(seed).standard_normal(64).astype(np.float32)
     steps, runs = 12, 200
     # A bucket each of one tensor.

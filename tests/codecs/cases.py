@@ -16,7 +16,8 @@ from hvd_compress.codecs import (
     NoiseKey,
     payload_length,
 )
-from hvd_compress.codecs.payload import HEADER_BYTES, checksum, open_payload
+from hvd_compress.codecs.base import HEADER_BYTES
+from hvd_compress.codecs.payload import checksum, open_payload
 from hvd_compress.kernels.reference import ReferenceKernels, dequantize, quantize
 from hvd_compress.testing import SHAPES as SHAPES
 from hvd_compress.testing import special_values as special_values

@@ -114,4 +114,4 @@ def test_what_cannot_be_kept_in_bfloat16() -> None:
     with pytest.raises(ValueError, match=r"residual_dtype: expected one of .*, got 'float16'"):
         ErrorFeedback(residual_dtype="float16")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"expected residual_dtype='float32' for PowerSGD"):
-        ROUNDED.check(PowerSGD(), (40, 40))
+        PowerSGD().check_feedback(ROUNDED, (40, 40))

@@ -187,7 +187,7 @@ def test_configurations_and_codec_ids_are_distinct() -> None:
 
 def test_papers_feedback_is_within_its_bounds() -> None:
     for codec in CODECS.values():
-        codec.feedback.check(codec(), (1 << 20,))
+        codec().check_feedback(codec.feedback, (1 << 20,))
 
 
 # Error feedback
@@ -224,7 +224,7 @@ def test_feedback_loses_nothing_over_many_steps(row: Row) -> None:
     shape = (7, 67)
     feedback = ErrorFeedback(row.feedback.alpha, 1.0)
     if not row.codec.saturates:
-        feedback.check(row.codec, shape)
+        row.codec.check_feedback(feedback, shape)
     residual = np.zeros(math.prod(shape), np.float32)
     given_, sent = np.zeros(residual.size), np.zeros(residual.size)
     largest = 0.0

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.exchanges.reference import OwnerStep, Simulation
+from hvd_compress.exchanges.reference import Simulation
+from hvd_compress.exchanges.simulation import OwnerStep
 from hvd_compress.ranks.counters import Counters
 from tests.contract.cases import SHAPES
 

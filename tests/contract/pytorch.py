@@ -12,7 +12,7 @@ import torch
 
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.owner_steps import AdaGrad
-from hvd_compress.exchanges.reference import OwnerStep
+from hvd_compress.exchanges.simulation import OwnerStep
 from hvd_compress.ranks.counters import Counters
 from tests.contract.frontend import Arrays, Frontend, Job, Kept
 from tests.torch_models import DEVICE, Probe, on_arrays

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from hvd_compress.codecs import ECQ, ErrorFeedback, NoiseKey, OneBit, PayloadError, Ternary
 from hvd_compress.engine.executors import Executors
 from hvd_compress.kernels import batch as kernels_batch
-from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry
+from hvd_compress.kernels.batch import BatchPayloadError
 from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.cuda_batch import CudaBatch
+from hvd_compress.kernels.entries import Arrays, Entry
 from hvd_compress.kernels.native import KernelError
 from tests.codecs.cases import normal
 from tests.cuda.executors import Checked, another_stream, configure, deferred_kernels, emulated

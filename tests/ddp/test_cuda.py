@@ -25,7 +25,7 @@ import hvd_compress.distributed as of_all_reduce
 from hvd_compress.codecs import Codec, ErrorFeedback, OneBit, PowerSGD
 from hvd_compress.engine import low_rank
 from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.comm import Collective
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.process_group import compressor as process_group_compressor
 from hvd_compress.process_group import transport

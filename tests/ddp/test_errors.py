@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress.ddp as hvdc
 import hvd_compress.distributed as of_all_reduce
 from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, OneBit, Ternary
-from hvd_compress.engine.comm import Pending
+from hvd_compress.engine.pending import Pending
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives

@@ -26,7 +26,7 @@ from hvd_compress.codecs import (
     OneBit,
     codec_class,
 )
-from hvd_compress.engine.comm import Collective
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.process_group.collectives import Collectives
 from tests.ddp.probes import (
     Probe,

@@ -15,7 +15,7 @@ import hvd_compress.ddp as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import ECQ, Int8, OneBit
 from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.comm import Pending
+from hvd_compress.engine.pending import Pending
 from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
 from hvd_compress.process_group.launcher import Ticket
 from tests import jobs

@@ -238,6 +238,6 @@ def test_settings_that_cannot_be() -> None:
     with pytest.raises(ValueError, match=r"expected 'low_rank' for .*, got 'allgather': write"):
         Route(PowerSGD(), exchange="allgather")
     with pytest.raises(ValueError, match="expected alpha <= beta"):
-        Route(PowerSGD(), hvdc.ErrorFeedback(1.0, 0.5)).feedback.check(PowerSGD(), (9, 9))
+        PowerSGD().check_feedback(hvdc.ErrorFeedback(1.0, 0.5), (9, 9))
     with pytest.raises(ValueError, match=r"Auto.codecs: expected a codec that writes payloads"):
         hvdc.Auto(torch.nn.Linear(3, 3), codecs=(PowerSGD(),))  # type: ignore[arg-type]

@@ -17,7 +17,8 @@ import hvd_compress.distributed as hvdc
 from hvd_compress import FP16
 from hvd_compress.codecs import Int8, OneBit
 from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.comm import Collective, Pending
+from hvd_compress.engine.pending import Pending
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.process_group.collectives import Collectives
 from tests.contract.cases import ROWS, SHAPES
 from tests.distributed.all_reduce import LATE, make, reduce, residuals

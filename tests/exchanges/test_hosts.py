@@ -6,7 +6,7 @@ import pytest
 
 from hvd_compress.codecs import Int8, OneBit
 from hvd_compress.exchanges import hierarchical, hosts
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.hosts import Hosts
 
 

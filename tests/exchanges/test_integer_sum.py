@@ -10,7 +10,7 @@ import pytest
 
 from hvd_compress.codecs import ECQ, FP16, Codec, Int8, OneBit, Ternary
 from hvd_compress.exchanges import integer_sum
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Group
 
 
 def test_lanes_grow_with_the_logarithm_of_the_ranks() -> None:

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from hvd_compress.codecs import OneBit
-from hvd_compress.engine.comm import Pending
+from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
-from hvd_compress.engine.plan import BatchCache
+from hvd_compress.engine.pending import Pending
+from hvd_compress.engine.plan import Common
 from hvd_compress.engine.residuals import Holder
 from hvd_compress.engine.slots import Slot, slots_of
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.routing import Route
 
 SHAPES = ((70,), (8, 40))
@@ -33,14 +34,14 @@ class Rank:
         self.slots = slots_of([(str(shape), torch.zeros(shape)) for shape in SHAPES])
         for slot in self.slots:
             slot.route = Route(OneBit(64), exchange=exchange)
-        self.cache = BatchCache(Executors(1), Group(0, 1))
+        self.cache = Batches(Common(Executors(1), Group(0, 1)))
         self._forgets = forgets
 
     def step(self, number: int, *, dropped: bool = False) -> list[torch.Tensor]:
         """Exchanges gradients, and returns what comes of them."""
         if self._forgets:
-            self.cache.last.columns.clear()
-        self.cache.last.begin()
+            self.cache.common.last.columns.clear()
+        self.cache.common.last.begin()
         made = torch.Generator().manual_seed(number)
         gradients = [torch.randn(shape, generator=made) for shape in SHAPES]
         batch, exchanging = self.cache.make(self.slots, gradients)
@@ -99,7 +100,7 @@ def swap(rank: Rank, slot: Slot) -> None:
 
 
 def scale(rank: Rank, slot: Slot) -> None:
-    rank.cache.loss_scale = 8.0
+    rank.cache.common.loss_scale = 8.0
 
 
 @pytest.mark.parametrize("change", (load, load_bfloat16, lose_the_next, swap, scale))

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from hvd_compress.codecs import Int8, NoiseKey, OneBit
-from hvd_compress.codecs.base import Codec
+from hvd_compress.codecs.base import HEADER_BYTES, Codec
 from hvd_compress.codecs.feedback import OFF
-from hvd_compress.codecs.payload import HEADER_BYTES
 from hvd_compress.codecs.registry import CODECS
 from hvd_compress.exchanges import two_shot
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.shards import Shards, tells_of_a_failure
 from hvd_compress.kernels.reference import ReferenceKernels
 

@@ -69,15 +69,15 @@ def scarce(case: Case) -> Iterator[Callable[[], None]]:
 
 
 def _batches(before: Callable[[], None]) -> Any:
-    from hvd_compress.engine.plan import BatchCache
+    from hvd_compress.engine.batches import Batches
 
-    make = BatchCache.make
+    make = Batches.make
 
     def made(*arguments: Any, **options: Any) -> Any:
         before()
         return make(*arguments, **options)
 
-    return mock.patch.object(BatchCache, "make", made)
+    return mock.patch.object(Batches, "make", made)
 
 
 def _graphs(before: Callable[[], None]) -> Any:

@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 
 import hvd_compress.fsdp as hvdc
 from hvd_compress.codecs import BF16, ECQ, Codec, Int8, OneBit, Ternary
-from hvd_compress.engine.comm import Collective
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.encoded import EncodedCollectives
 from tests.contract.cases import FULL

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 import hvd_compress.fsdp as hvdc
 from hvd_compress.codecs import Int8
-from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.executors import Executors
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.process_group.collectives import Collectives
 from tests.cuda.executors import emulated_library, late_kernels
 from tests.fsdp.probes import SHAPES, Net, backward, mesh_of, shard

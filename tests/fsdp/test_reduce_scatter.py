@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import hvd_compress.fsdp as hvdc
 from hvd_compress.codecs import BF16, ECQ, FP16, Codec, Int8, OneBit, Ternary
-from hvd_compress.engine.comm import Collective
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.fsdp.reduce_scatter import _factor
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.encoded import EncodedCollectives

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, NoiseKey, OneBit, PayloadError
 from hvd_compress.codecs.payload import FLAG_NONFINITE, payload_length, read_header
-from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry, SerialBatch
+from hvd_compress.kernels.batch import BatchPayloadError, SerialBatch
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.cpu_arrays import FixedArrays, addresses_of
 from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.kernels.cpu_library import load
+from hvd_compress.kernels.entries import Arrays, Entry
 from hvd_compress.kernels.interface import Batch
 from hvd_compress.kernels.native import KernelError, Tensor, spec_of
 from hvd_compress.kernels.reference import ReferenceKernels

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, LevelCodec, NoiseKey, Ternary
 from hvd_compress.codecs.packing import lane_bits
-from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch, LevelEntry
+from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
+from hvd_compress.kernels.entries import LevelEntry
 from hvd_compress.kernels.native import KernelError
 from tests.codecs.cases import floats, normal, shapes, tensors
 from tests.codecs.rows import ROWS

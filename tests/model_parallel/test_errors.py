@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.codecs import FP16, Int8, Ternary
-from hvd_compress.engine.comm import Collective
+from hvd_compress.exchanges.comm import Collective
 from hvd_compress.model_parallel import (
     ColumnParallelLinear,
     ExchangeError,

@@ -14,11 +14,12 @@ import torch
 
 from benchmarks.papers.cpu_levels import CpuLevels
 from hvd_compress.codecs import LevelCodec, NoiseKey
+from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
-from hvd_compress.engine.plan import BatchCache
+from hvd_compress.engine.plan import Common
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges import integer_sum
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import Shards
 from hvd_compress.tensorflow.buckets import Bucket
@@ -54,8 +55,8 @@ def _slots(route: Route, dtype: str) -> tuple[Slot, GraphSlot]:
     return Slot(name="parameter", index=INDEX, parameter=torch.zeros(SHAPE), route=route), ours
 
 
-def _batches() -> BatchCache:
-    return BatchCache(Executors(1), Group(RANK, RANKS), SEED)
+def _batches() -> Batches:
+    return Batches(Common(Executors(1), Group(RANK, RANKS), SEED))
 
 
 class _Steps:

@@ -9,11 +9,12 @@ import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.engine.batch import Batch, judge
-from hvd_compress.engine.comm import Collective, Pending
+from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
-from hvd_compress.engine.plan import BatchCache
+from hvd_compress.engine.pending import Pending
+from hvd_compress.engine.plan import Common
 from hvd_compress.engine.slots import Slot
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.counters import Counters
@@ -58,7 +59,7 @@ class Lockstep:
             for _ in range(size)
         ]
         self.batches = [
-            BatchCache(Executors(1), group, owner_step=owner_step) for group in self._groups
+            Batches(Common(Executors(1), group, owner_step=owner_step)) for group in self._groups
         ]
         self.started: list[list[tuple[str, int]]] = []
         self.errors: list[Exception] = []

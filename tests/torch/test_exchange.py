@@ -12,8 +12,7 @@ from hvd_compress.codecs import (
     ErrorFeedback,
     OneBit,
 )
-from hvd_compress.engine.comm import Comm
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Comm, Group
 from hvd_compress.torch.collectives import Collectives
 from tests.ranks import on_ranks
 from tests.torch.probes import distributed, exchange

@@ -15,8 +15,8 @@ from hvd_compress.codecs import (
     ErrorFeedback,
     OneBit,
 )
-from hvd_compress.engine.comm import Collective
 from hvd_compress.engine.levels import LevelBatch
+from hvd_compress.exchanges.comm import Collective
 from tests.ranks import on_ranks
 from tests.torch.lockstep import Lockstep
 from tests.torch.probes import distributed, exchange, watch

@@ -8,7 +8,8 @@ import sys
 _ENDS = """
 import sys, threading, types
 import torch
-from hvd_compress.engine.comm import Collective, Pending
+from hvd_compress.exchanges.comm import Collective
+from hvd_compress.engine.pending import Pending
 from hvd_compress.torch.progress import Poller
 
 class Collectives:

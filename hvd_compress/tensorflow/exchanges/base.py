@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_compress.codecs import Codec
 from hvd_compress.exchanges import base
-from hvd_compress.exchanges.base import Group
+from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.shards import Shards, Shared, shared
 from hvd_compress.ranks.counters import Counters

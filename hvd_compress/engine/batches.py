@@ -1,0 +1,113 @@
+"""Makes the batches of a compressor, and keeps the plans of its buckets from step to step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hvd_compress.engine.batch import Batch
+from hvd_compress.engine.cold_start import cold_start
+from hvd_compress.engine.levels import LevelBatch
+from hvd_compress.engine.low_rank import LowRankBatch
+from hvd_compress.engine.plan import BucketPlan, Common
+from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges.comm import Comm, Exchanging
+from hvd_compress.exchanges.packing import Length, describe
+from hvd_compress.exchanges.registry import EXCHANGES
+
+_MOST_PLANS = 256
+"""The most plans to keep: with other gradients missing in each step, their number would be unlimited."""
+
+_MOST_BUCKETS = 1024
+"""The most buckets whose message lengths are kept, for the same reason."""
+
+
+class Batches:
+    """Makes the batches of one compressor, and keeps their plans.
+
+    Args:
+        common: what the plans share.
+
+    Attributes:
+        common: the argument of that name.
+        comm: the collectives among the ranks.
+    """
+
+    def __init__(self, common: Common) -> None:
+        self.common = common
+        self.comm = Comm(common.group)
+        self._plans: dict[tuple[object, ...], BucketPlan] = {}
+        # A device may have met errors with them, which their kernels explain in a later step.
+        self._forgotten: deque[BucketPlan] = deque(maxlen=_MOST_PLANS)
+        self._lengths: dict[tuple[object, ...], dict[str, Length]] = {}
+
+    def begin_step(self) -> None:
+        """Forgets lengths if there are too many; called before a step's first gradient.
+
+        Lengths are forgotten nowhere else: between steps, all ranks have made the same batches.
+        """
+        if len(self._lengths) > _MOST_BUCKETS:
+            self._lengths.clear()
+            self.forget_plans()  # They hold lengths, too.
+
+    def forget_plans(self) -> None:
+        """Forgets all plans; called when the routes of gradients change.
+
+        Lengths are kept: they belong to a bucket and its codecs, and a rank may call this method alone.
+        """
+        self._forgotten.extend(self._plans.values())
+        self._plans.clear()
+
+    def lengths(self) -> str:
+        """A short hash of the known lengths of the ranks' messages, which ranks compare."""
+        return describe(self._lengths)
+
+    def make(
+        self,
+        slots: Sequence[Slot],
+        gradients: Sequence[torch.Tensor],
+        used: Sequence[bool] | None = None,
+        *,
+        encoded: bool = True,
+    ) -> tuple[Batch, Exchanging]:
+        """Makes the batch of one bucket, and its exchange, which has not begun.
+
+        Args:
+            slots: the gradients' slots; all use the same exchange.
+            gradients: the same as in :class:`Batch`, all on one device.
+            used: the same as in :class:`Batch`.
+            encoded: whether gradients are encoded. If not, owners apply the owner step to averages of
+                uncompressed gradients (the cold start of an owner step, which only ``two_shot`` has).
+        """
+        device = gradients[0].device
+        key = (device, *(slot.index for slot in slots))
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self.forget_plans()
+            plan = self._plans[key] = self.plan(slots, gradients[0])
+        batch = Batch(plan, gradients, used, encoded=encoded)
+        return batch, self.exchange(batch) if encoded else cold_start(batch, self.comm)
+
+    def exchange(self, batch: Batch) -> Exchanging:
+        """The exchange of a batch, which has not begun."""
+        kind = batch.plan.exchange
+        return EXCHANGES[kind].run(_SENT_AS.get(kind, _payloads)(batch), self.comm)
+
+    def plan(self, slots: Sequence[Slot], like: torch.Tensor) -> BucketPlan:
+        """Makes a plan; the lengths of its messages outlive it. ``like`` is on the gradients' device."""
+        key = tuple(
+            (slot.index, slot.shape, slot.route.exchange, slot.route.codec) for slot in slots
+        )
+        return BucketPlan(self.common, slots, like, self._lengths.setdefault(key, {}))
+
+
+def _payloads(batch: Batch) -> Batch:
+    return batch
+
+
+_SENT_AS: dict[str, Callable[[Batch], Any]] = {"integer_sum": LevelBatch, "low_rank": LowRankBatch}
+"""What the exchanges that send no payloads make of a batch."""
