@@ -21,22 +21,21 @@ from benchmarks.command_line import Parser
 from benchmarks.compressions import LOCAL, Compression
 from benchmarks.models import MODELS
 from benchmarks.models.torch import build
-from benchmarks.predict.networks import NETWORKS
+from benchmarks.predict.arguments import add_machine, machine_of
+from benchmarks.predict.hardware import Profile
+from benchmarks.predict.layers import Network
+from benchmarks.predict.networks import NETWORKS, named
 from benchmarks.predict.profiles import PROFILES
+from benchmarks.predict.step import StepTime, predict
 from benchmarks.results import Results
 from benchmarks.tables import Table
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchanges.default import exchange_for
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route, Router
 from hvd_compress.exchanges.steps import Computation
-from hvd_compress.perfmodel import networks
-from hvd_compress.perfmodel.arguments import add_machine, machine_of
-from hvd_compress.perfmodel.collectives import Collective
-from hvd_compress.perfmodel.cost import collective_seconds, seconds, stages_of, wire_bytes
-from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
-from hvd_compress.perfmodel.networks import Network
-from hvd_compress.perfmodel.profiles import Profile
-from hvd_compress.perfmodel.step import StepTime, predict
+from hvd_compress.planner.collectives import Collective
+from hvd_compress.planner.cost import collective_seconds, seconds, stages_of, wire_bytes
+from hvd_compress.planner.machines import Cluster, CodecSpeed
 
 EXCHANGE_SCHEMA = "hvd_compress/exchange/1"
 
@@ -54,7 +53,7 @@ def network_of(model: str) -> Network:
         ValueError: the performance model does not know the model.
     """
     if model == "gpt2":
-        return networks.network_of("benchmarks.models.torch.transformer:gpt2")
+        return named("benchmarks.models.torch.transformer:gpt2")
     if model not in NETWORKS:
         raise ValueError(f"model: expected one of {', '.join(NETWORKS)}, got {model!r}")
     names = iter(dict(build(model).named_parameters()))

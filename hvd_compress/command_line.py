@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hvd_compress import __version__, doctor
-from hvd_compress.perfmodel import predict
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,8 +22,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="hvd-compress", description="Gradient compression.")
     parser.add_argument("--version", action="version", version=f"hvd-compress {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (predict, doctor):
-        command.add_to(commands)
+    doctor.add_to(commands)
     args = parser.parse_args(command_line)
     try:
         return args.run(args)

@@ -31,7 +31,6 @@ MARKERS = {
     "exchanges": ("quick",),
     "golden": ("quick",),
     "kernels": ("quick",),
-    "perfmodel": ("quick",),
     "planner": ("quick",),
     "docs/test_format_page.py": ("quick",),
     "test_imports.py": ("quick",),

@@ -18,18 +18,11 @@ ALLOWED = {
     "exchanges": {"numpy", "hvd_compress.codecs", "hvd_compress.ranks", "hvd_compress.exchanges"},
     "ranks": {"hvd_compress.ranks"},
     "elastic": {"numpy", "horovod", "hvd_compress.ranks", "hvd_compress.elastic"},
-    "perfmodel": {
+    "planner": {
         "numpy",
         "hvd_compress.codecs",
         "hvd_compress.exchanges",
         "hvd_compress.ranks",
-        "hvd_compress.perfmodel",
-    },
-    "planner": {
-        "hvd_compress.codecs",
-        "hvd_compress.exchanges",
-        "hvd_compress.ranks",
-        "hvd_compress.perfmodel",
         "hvd_compress.planner",
     },
     "engine": {
@@ -52,7 +45,6 @@ ALLOWED = {
         "hvd_compress.kernels",
         "hvd_compress.exchanges",
         "hvd_compress.ranks",
-        "hvd_compress.perfmodel",
         "hvd_compress.planner",
         "hvd_compress.engine",
         "hvd_compress.torch",
@@ -67,7 +59,6 @@ ALLOWED = {
         "hvd_compress.kernels",
         "hvd_compress.exchanges",
         "hvd_compress.ranks",
-        "hvd_compress.perfmodel",
         "hvd_compress.planner",
         "hvd_compress.tensorflow",
     },
@@ -112,7 +103,6 @@ ALLOWED = {
         "hvd_compress.kernels",
         "hvd_compress.exchanges",
         "hvd_compress.ranks",
-        "hvd_compress.perfmodel",
         "hvd_compress.planner",
         "hvd_compress.engine",
         "hvd_compress.distributed",

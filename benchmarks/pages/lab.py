@@ -16,7 +16,7 @@ from benchmarks.intervals import paired
 from benchmarks.pages.reading import RECORDS, label, middle_half, ratio, record, signed
 from benchmarks.predict.profiles import PROFILES
 from benchmarks.tables import Table
-from hvd_compress.perfmodel.machines import Link
+from hvd_compress.planner.machines import Link
 
 _PAYLOAD = 0.956
 """The share of a link's rate that TCP over Ethernet leaves."""

@@ -1,7 +1,6 @@
-"""Predictions for the papers' networks and clusters: ``python -m benchmarks.predict``.
+"""Predicts the time of a training step: ``python -m benchmarks.predict``, see docs/perfmodel.md.
 
-In addition to the options of ``hvd-compress predict``, it has named networks, machines with known rates,
-strong scaling, the best number of workers, and a picture.
+The networks and clusters of the papers have names; others are files of shapes, and links with a rate.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from pathlib import Path
 
 from benchmarks.command_line import Parser
 from benchmarks.predict import plots
+from benchmarks.predict.arguments import add_machine, duration, machine_of, routes
+from benchmarks.predict.jobs import sweep
 from benchmarks.predict.networks import NETWORKS, named
 from benchmarks.predict.profiles import PROFILES
-from benchmarks.predict.sweep import job, optimal_workers
-from hvd_compress.perfmodel.arguments import add_machine, duration, machine_of, routes
-from hvd_compress.perfmodel.predict import (
+from benchmarks.predict.report import (
     MODEL,
     add_options,
     as_json,
@@ -24,7 +23,7 @@ from hvd_compress.perfmodel.predict import (
     report,
     write_json,
 )
-from hvd_compress.perfmodel.sweep import sweep
+from benchmarks.predict.sweep import job, optimal_workers
 
 
 def _parser() -> Parser:

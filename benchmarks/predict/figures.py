@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.predict import __main__ as command
 from benchmarks.predict import sweep as sweeping
+from benchmarks.predict.hardware import Profile
+from benchmarks.predict.jobs import Job, Row, sweep
 from benchmarks.predict.networks import NETWORKS
 from benchmarks.predict.profiles import load
 from benchmarks.predict.published import AppendixB, pulled_bits
-from hvd_compress import command_line
 from hvd_compress.codecs import CODECS
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.perfmodel.profiles import Profile
-from hvd_compress.perfmodel.sweep import Job, Row, sweep
 
 UP_TO_512 = [2**power for power in range(10)]
 UP_TO_131072 = [2**power for power in range(18)]
@@ -61,8 +61,8 @@ def main(out: Path) -> None:
 
 
 EXAMPLE = (
-    "predict --model docs/examples/alexnet.json --compute 143ms --batch 128 --workers 1,4,8,64,512"
-    " --codec none fp16 onebit --exchange two_shot allgather --link 1gbit --local 4"
+    "--model docs/examples/alexnet.json --compute 143ms --batch 128 --workers 1,4,8,64,512"
+    " --codec none fp16 onebit --exchange two_shot allgather --link 1gbit --local 4 --machine gpu"
 )
 
 
@@ -71,7 +71,7 @@ def example() -> str:
     printed = io.StringIO()
     root = Path(__file__).parent.parent.parent
     with contextlib.chdir(root), contextlib.redirect_stdout(printed):
-        command_line.main(EXAMPLE.split())
+        command.main(EXAMPLE.split())
     return printed.getvalue()
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.models.chains import CHAINS, Conv, Dense, Inception, Mean, Pool
+from benchmarks.predict.layers import Layer, Network, network_of
 from hvd_compress.codecs.base import Shape
-from hvd_compress.perfmodel.networks import Layer, Network, network_of
 
 CLASSES = 1000
 IMAGE = 224

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_compress.perfmodel.sweep import Row
+from benchmarks.predict.jobs import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

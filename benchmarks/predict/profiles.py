@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.perfmodel.machines import Link
-from hvd_compress.perfmodel.networks import Network
-from hvd_compress.perfmodel.profiles import CPU, Profile
-from hvd_compress.perfmodel.step import Computation
+from benchmarks.predict.hardware import CPU, GPU, Profile
+from benchmarks.predict.layers import Network
+from benchmarks.predict.step import Computation
+from hvd_compress.planner.machines import Link
 
 _FOLDER = Path(__file__).parent / "machines"
 
@@ -103,5 +103,7 @@ def _link(data: Mapping[str, Any]) -> Link:
     return Link(data["bandwidth"], data["latency"])
 
 
-PROFILES = {name: load(name) for name in names()}
+PROFILES = {name: load(name) for name in names()} | {
+    one.name: RatedProfile(**vars(one), rates={}, sources={}) for one in (CPU, GPU)
+}
 """All profiles by name."""

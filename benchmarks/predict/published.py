@@ -1,7 +1,7 @@
 """The performance models of the papers.
 
-:mod:`hvd_compress.perfmodel` predicts the costs of this package's exchanges. The papers drew their figures
-with the models in this module.
+:mod:`hvd_compress.planner.cost` predicts the costs of this package's exchanges. The papers drew their
+figures with the models in this module.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from benchmarks.predict.jobs import Job
+from benchmarks.predict.layers import Network
 from benchmarks.predict.profiles import RatedProfile
+from benchmarks.predict.step import Computation
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.perfmodel.networks import Network
-from hvd_compress.perfmodel.step import Computation
-from hvd_compress.perfmodel.sweep import Job
 
 Scaling = Literal["weak", "strong"]
 
@@ -49,7 +49,7 @@ def job(
         seconds: the measured seconds of a step of one worker alone with ``batch`` images; None means the
             profile's rate.
         scaling: whether more workers mean more images per step (weak) or fewer images for each (strong).
-        options: further fields of :class:`~hvd_compress.perfmodel.sweep.Job`.
+        options: further fields of :class:`~benchmarks.predict.jobs.Job`.
 
     Raises:
         ValueError: something is missing, or there are seconds in strong scaling.

@@ -29,7 +29,7 @@ class Batches:
     """Makes the batches of one compressor, and keeps their plans.
 
     Args:
-        common: what the plans share.
+        common: the settings that the plans share.
 
     Attributes:
         common: the argument of that name.
@@ -110,4 +110,4 @@ def _payloads(batch: Batch) -> Batch:
 
 
 _SENT_AS: dict[str, Callable[[Batch], Any]] = {"integer_sum": LevelBatch, "low_rank": LowRankBatch}
-"""What the exchanges that send no payloads make of a batch."""
+"""The forms of a batch for exchanges that send no payloads, by exchange."""

@@ -26,7 +26,7 @@ from hvd_compress.exchanges.packing import (
 
 
 class Batch(Protocol):
-    """What this module uses of a :class:`hvd_compress.engine.batch.Batch`."""
+    """The part of a :class:`hvd_compress.engine.batch.Batch` that this module uses."""
 
     plan: BucketPlan
     error: Exception | None

@@ -59,7 +59,7 @@ class Cuts:
 
 @dataclass(eq=False)
 class Common:
-    """What the plans of one compressor share.
+    """The kernels, the ranks and the settings that all plans of one compressor share.
 
     Attributes:
         kernels: the kernels that encode and decode.
@@ -82,7 +82,7 @@ class BucketPlan:
     """The members of a bucket, their exchange, and the tables of the bucket's messages.
 
     Args:
-        common: what all plans of a compressor share.
+        common: the settings that all plans of a compressor share.
         slots: the gradients' slots, whose routes are of one kind.
         like: a tensor on the gradients' device.
         lengths: the lengths of the bucket's packed messages, by name, which outlive the plan.

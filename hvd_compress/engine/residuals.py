@@ -159,7 +159,7 @@ class Factor(Holder):
 
 @dataclass(eq=False, kw_only=True)
 class Kept(Holder):
-    """What a compressor keeps of one parameter's gradients between steps.
+    """The residuals and the factor that a compressor keeps for one parameter between steps.
 
     Attributes:
         owned: the record of the part that this rank owns; None if the exchange has no owners.

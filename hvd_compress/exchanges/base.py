@@ -1,4 +1,4 @@
-"""The description of an exchange, and what an exchange needs of the batch that it sends."""
+"""The description of an exchange, and the batch that an exchange sends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ByRank = list[np.ndarray]
 
 
 class Plan(Protocol):
-    """What stays the same in a bucket between steps."""
+    """The gradients of a bucket, and the tables of its messages: the same in every step."""
 
     @property
     def group(self) -> Group:

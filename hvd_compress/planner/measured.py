@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
+from hvd_compress.planner.machines import Cluster, CodecSpeed, Link
 
 Coding = tuple[Codec, ErrorFeedback]
 """A codec and its error feedback, which together have a speed: a residual is read and written, too."""

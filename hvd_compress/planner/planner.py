@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
-from hvd_compress.perfmodel.machines import CodecSpeed
+from hvd_compress.planner.machines import CodecSpeed
 from hvd_compress.planner.measured import KINDS, Coding, Measured
 from hvd_compress.planner.plans import (
     Candidate,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hvd_compress.exchanges.buckets import LIMIT
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
-from hvd_compress.perfmodel.cost import Cost, seconds, sum_of
+from hvd_compress.planner.cost import Cost, seconds, sum_of
 from hvd_compress.planner.measured import HALF, KINDS, Measured
 
 RoutePlan = tuple[Route, ...]

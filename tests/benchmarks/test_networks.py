@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.models.torch import build
+from benchmarks.predict.layers import network_of
 from benchmarks.predict.networks import NETWORKS
-from hvd_compress.perfmodel.networks import network_of
 
 
 @pytest.mark.parametrize(

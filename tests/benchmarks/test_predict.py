@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.predict import profiles
+from benchmarks.predict import arguments, profiles
 from benchmarks.predict.__main__ import main
 from benchmarks.predict.networks import NETWORKS
 from benchmarks.predict.sweep import balanced_workers, job, optimal_workers
-from hvd_compress.perfmodel import arguments
-from tests.perfmodel.strategies import TRIES
+from tests.planner.strategies import TRIES
 
 
 def _predict(tmp_path: Path, *options: str) -> dict:

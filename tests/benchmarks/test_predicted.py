@@ -12,11 +12,11 @@ import pytest
 from benchmarks import predicted, results
 from benchmarks.compressions import parse
 from benchmarks.predict.profiles import load
+from benchmarks.predict.step import tensors_of
 from hvd_compress.codecs import FP16, OneBit
-from hvd_compress.perfmodel.cost import seconds
-from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
-from hvd_compress.perfmodel.step import tensors_of
-from tests.perfmodel.strategies import route_of
+from hvd_compress.planner.cost import seconds
+from hvd_compress.planner.machines import Cluster, CodecSpeed, Link
+from tests.planner.strategies import route_of
 
 STEPS = {"local": 0.4, "none": 2.6, "fp16": 2.0, "onebit:exchange=two_shot": 0.5}
 WIRE = {"none": 244_403_360.0, "onebit:exchange=two_shot": 8_124_056.0}

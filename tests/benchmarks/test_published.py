@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.predict import figures
 from benchmarks.predict.published import AppendixB, OneBitCosts, pulled_bits
-from tests.perfmodel.strategies import TRIES
+from tests.planner.strategies import TRIES
 
 # 1-bit SGD, section 5.1: table 1 at 2,048 frames, 18.2 ms of post-processing and update together, of
 # which 9 ms are the update, and the slower end of what an exchange of 1-bit numbers takes.

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.command_line import compression
 from benchmarks.compressions import parse
+from benchmarks.predict.arguments import routes
 from hvd_compress.codecs import (
     CODECS,
     NoCompression,
@@ -22,7 +23,6 @@ from hvd_compress.codecs import (
     register,
 )
 from hvd_compress.exchanges.routing import route_of
-from hvd_compress.perfmodel.arguments import routes
 from hvd_compress.testing import check_codec
 from tests.stranger import install
 from tests.stranger.twobit import TwoBit

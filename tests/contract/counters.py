@@ -10,8 +10,8 @@ from hvd_compress.codecs import Int8, LevelCodec, OneBit
 from hvd_compress.exchanges import integer_sum, low_rank
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import Shards
-from hvd_compress.perfmodel.cost import wire_bytes
-from hvd_compress.perfmodel.machines import Cluster, Link
+from hvd_compress.planner.cost import wire_bytes
+from hvd_compress.planner.machines import Cluster, Link
 from tests.contract.beside import Beside
 from tests.contract.cases import FULL, SHAPES, USUAL, Row
 from tests.contract.frontend import Frontend

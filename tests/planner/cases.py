@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hvd_compress.codecs import FP16, ErrorFeedback, Int8, OneBit
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
-from hvd_compress.perfmodel.machines import CodecSpeed
+from hvd_compress.planner.machines import CodecSpeed
 from hvd_compress.planner.measured import KINDS, Measured
 from hvd_compress.planner.plans import PlannedTensor
 

@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
-from hvd_compress.perfmodel.machines import CodecSpeed
 from hvd_compress.planner.explain import explain
+from hvd_compress.planner.machines import CodecSpeed
 from hvd_compress.planner.measured import KINDS, Coding, Measured
 from hvd_compress.planner.planner import Planner
 from hvd_compress.planner.plans import price_of

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 
 from hvd_compress.codecs import Int8
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
-from hvd_compress.perfmodel import cost
-from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
+from hvd_compress.planner import cost
+from hvd_compress.planner.machines import Cluster, CodecSpeed, Link
 from hvd_compress.planner.measured import HALF, KINDS, Measured
 from hvd_compress.planner.plans import (
     PlannedTensor,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hvd_compress.codecs import Int8
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
-from hvd_compress.perfmodel.cost import Cost
+from hvd_compress.planner.cost import Cost
 from hvd_compress.planner.plans import Candidate
 from hvd_compress.planner.trials import BUDGET, RESERVE, Trials
 from tests.planner.cases import BYTES, GATHERED, HALVES, SHOTS

@@ -19,8 +19,8 @@ from hvd_compress.exchanges import buckets
 from hvd_compress.exchanges.reference import Simulation
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.kernels.cpu import CpuKernels
-from hvd_compress.perfmodel.cost import seconds
-from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
+from hvd_compress.planner.cost import seconds
+from hvd_compress.planner.machines import Cluster, CodecSpeed, Link
 from tests.ranks import on_ranks
 from tests.torch.lockstep import Lockstep
 from tests.torch.probes import distributed, exchange, watch

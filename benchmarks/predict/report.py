@@ -1,4 +1,4 @@
-"""``hvd-compress predict``, which predicts step times for a user's network, links, codecs and exchanges."""
+"""The arguments, the table and the JSON file of predictions."""
 
 from __future__ import annotations
 
@@ -10,34 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.predict.arguments import positive_bits, workers
+from benchmarks.predict.jobs import Job, Row
 from hvd_compress.codecs import CODECS
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES
-from hvd_compress.perfmodel.arguments import (
-    add_machine,
-    duration,
-    machine_of,
-    positive_bits,
-    routes,
-    workers,
-)
-from hvd_compress.perfmodel.networks import network_of
-from hvd_compress.perfmodel.profiles import PROFILES
-from hvd_compress.perfmodel.sweep import Job, Row, sweep
 
 SCHEMA = "hvd_compress/predict/1"
 
 MODEL = "a JSON file of shapes by name, or module:function that returns such shapes or a model"
-
-
-def _predict(args: argparse.Namespace) -> int:
-    profile, network = machine_of(args, PROFILES), network_of(args.model)
-    alone = profile.computation(network, args.compute)
-    job = Job(network, profile, alone, args.batch, **options(args))
-    rows = sweep(job, routes(args.codec, args.exchange), args.workers)
-    report(heading(job), rows)
-    if args.json:
-        write_json(args.json, as_json(job, rows))
-    return 0
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
@@ -127,28 +107,6 @@ def as_json(job: Job, rows: Sequence[Row]) -> dict[str, Any]:
         },
         "rows": [row.to_json() for row in rows],
     }
-
-
-def add_to(commands: Any) -> None:
-    """Adds the command to ``hvd-compress``."""
-    parser = commands.add_parser(
-        "predict",
-        help="predict step times and throughput",
-        description="Predicts the time of a training step: docs/perfmodel.md has the equations.",
-    )
-    add = parser.add_argument
-    add("--model", required=True, help=MODEL)
-    add(
-        "--compute",
-        type=duration,
-        required=True,
-        metavar="TIME",
-        help="measured step of a worker alone, such as 0.4s",
-    )
-    add("--batch", type=int, required=True, metavar="N", help="images of a worker's step")
-    add_machine(parser, PROFILES, default="gpu")
-    add_options(parser)
-    parser.set_defaults(run=_predict)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.predict.layers import Network
+from benchmarks.predict.step import Computation, LayerTime
 from hvd_compress.codecs import (
     BF16,
     ECQ,
@@ -18,9 +20,7 @@ from hvd_compress.codecs import (
     codec_from_config,
 )
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
-from hvd_compress.perfmodel.networks import Network
-from hvd_compress.perfmodel.step import Computation, LayerTime
+from hvd_compress.planner.machines import Cluster, CodecSpeed, Link
 
 RECORD_SCHEMA = "hvd_compress/codec/1"
 """The schema of the codec benchmark's JSON files."""
@@ -178,6 +178,3 @@ CPU = Profile(
     ),
 )
 """An Intel Xeon with AVX-512, on which a rank has two threads for codecs."""
-
-PROFILES = {profile.name: profile for profile in (GPU, CPU)}
-"""The profiles by the names that ``--machine`` takes."""

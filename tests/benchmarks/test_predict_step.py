@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.predict.layers import Layer, Network, network_of
+from benchmarks.predict.step import Computation, LayerTime, StepTime, predict, tensors_of
 from hvd_compress.codecs import Codec, NoCompression, OneBit, Ternary
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route, Router
-from hvd_compress.perfmodel.cost import Cost, seconds, wire_bytes
-from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
-from hvd_compress.perfmodel.networks import Layer, Network, network_of
-from hvd_compress.perfmodel.step import Computation, LayerTime, StepTime, predict, tensors_of
+from hvd_compress.planner.cost import Cost, seconds, wire_bytes
+from hvd_compress.planner.machines import Cluster, CodecSpeed, Link
 from hvd_compress.ranks.counters import Counters
-from tests.perfmodel.strategies import CLUSTERS, ROUTES, SPEEDS, TRIES, route_of
+from tests.planner.strategies import CLUSTERS, ROUTES, SPEEDS, TRIES, route_of
 
 FREE = Link(math.inf)
 SIZES = st.lists(st.integers(1, 2_000_000), min_size=1, max_size=6)

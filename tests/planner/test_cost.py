@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hvd_compress.codecs import FP16, NoCompression, OneBit
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.perfmodel.cost import seconds
-from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
-from tests.perfmodel.strategies import (
+from hvd_compress.planner.cost import seconds
+from hvd_compress.planner.machines import Cluster, CodecSpeed, Link
+from tests.planner.strategies import (
     CLUSTERS,
     COUNTS,
     ENCODED,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hvd_compress.exchanges.steps import Computation
-from hvd_compress.perfmodel.collectives import Collective, Stage
-from hvd_compress.perfmodel.cost import Cost, collective_seconds, computation_cost, sum_of
-from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
+from hvd_compress.planner.collectives import Collective, Stage
+from hvd_compress.planner.cost import Cost, collective_seconds, computation_cost, sum_of
+from hvd_compress.planner.machines import Cluster, CodecSpeed
 
 S = TypeVar("S", Computation, Collective)
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from hvd_compress.codecs import ECQ, FP16, Codec, Int8, NoCompression, OneBit, Ternary
 from hvd_compress.exchanges.routing import EXCHANGE_NAMES, Route
-from hvd_compress.perfmodel.cost import refusal
-from hvd_compress.perfmodel.machines import Cluster, CodecSpeed, Link
+from hvd_compress.planner.cost import refusal
+from hvd_compress.planner.machines import Cluster, CodecSpeed, Link
 
 TRIES = settings(max_examples=60, deadline=None)
 """A busy machine is no failure."""

@@ -28,11 +28,11 @@ from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import Shards
 from hvd_compress.exchanges.steps import Gradient
-from hvd_compress.perfmodel.collectives import Collective
-from hvd_compress.perfmodel.cost import refusal, stages_of, wire_bytes
-from hvd_compress.perfmodel.machines import Cluster, Link
+from hvd_compress.planner.collectives import Collective
+from hvd_compress.planner.cost import refusal, stages_of, wire_bytes
+from hvd_compress.planner.machines import Cluster, Link
 from hvd_compress.ranks.counters import Counters
-from tests.perfmodel.strategies import CODECS, COUNTS, TRIES, route_of
+from tests.planner.strategies import CODECS, COUNTS, TRIES, route_of
 
 LINK = Link(1e8)
 HOSTS = st.integers(1, 6)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.predict import hardware
+from benchmarks.predict.hardware import CPU, GPU
+from benchmarks.predict.layers import Layer, Network
 from hvd_compress.codecs import ECQ, OneBit
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.perfmodel import profiles
-from hvd_compress.perfmodel.networks import Layer, Network
-from hvd_compress.perfmodel.profiles import CPU, GPU
-from tests.perfmodel.strategies import route_of
+from tests.planner.strategies import route_of
 
 RECORD = Path(__file__).parent.parent.parent / "benchmarks" / "records" / "codec-cpu.json"
 
@@ -34,7 +34,7 @@ def test_a_measured_step_takes_what_was_measured() -> None:
 
 
 def test_the_cpus_codecs_are_those_of_the_record() -> None:
-    recorded = {one.codec: one for one in profiles.speeds_of_record(json.loads(RECORD.read_text()))}
+    recorded = {one.codec: one for one in hardware.speeds_of_record(json.loads(RECORD.read_text()))}
     packaged = CPU.speeds
     assert len(packaged) >= 7
     for one in packaged:
@@ -72,4 +72,4 @@ def test_clusters_are_full_machines() -> None:
 
 def test_wrong_files_are_refused() -> None:
     with pytest.raises(ValueError, match="schema 'hvd_compress/codec/1'"):
-        profiles.speeds_of_record({"schema": "hvd_compress/train/1"})
+        hardware.speeds_of_record({"schema": "hvd_compress/train/1"})

@@ -18,16 +18,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from benchmarks.predict.layers import Network
+from benchmarks.predict.pipeline import Transfer, carry
 from hvd_compress.codecs.base import Shape
 from hvd_compress.exchanges import buckets
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.routing import Route, Router
 from hvd_compress.exchanges.steps import all_reduce
-from hvd_compress.perfmodel.collectives import collective
-from hvd_compress.perfmodel.cost import Cost, stages_of, sum_of
-from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
-from hvd_compress.perfmodel.networks import Network
-from hvd_compress.perfmodel.pipeline import Transfer, carry
+from hvd_compress.planner.collectives import collective
+from hvd_compress.planner.cost import Cost, stages_of, sum_of
+from hvd_compress.planner.machines import Cluster, CodecSpeed
 from hvd_compress.ranks import token
 
 Speeds = Callable[[Route], CodecSpeed]

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.predict.hardware import Profile, speeds_of_record
 from hvd_compress.codecs import codec_class
 from hvd_compress.codecs.registry import expect_payloads
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.perfmodel.machines import Link
-from hvd_compress.perfmodel.profiles import Profile, speeds_of_record
+from hvd_compress.planner.machines import Link
 
 P = TypeVar("P", bound=Profile)
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.predict.hardware import Profile
+from benchmarks.predict.layers import Network
+from benchmarks.predict.step import Computation, StepTime, predict, tensors_of
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route, Router
-from hvd_compress.perfmodel.cost import refusal
-from hvd_compress.perfmodel.networks import Network
-from hvd_compress.perfmodel.profiles import Profile
-from hvd_compress.perfmodel.step import Computation, StepTime, predict, tensors_of
+from hvd_compress.planner.cost import refusal
 
 
 @dataclass(frozen=True)

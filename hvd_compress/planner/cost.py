@@ -18,8 +18,8 @@ from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.registry import EXCHANGES, UNCOMPRESSED
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.steps import FLOAT_BYTES, Computation, Gradient
-from hvd_compress.perfmodel.collectives import Collective, Stage, collective
-from hvd_compress.perfmodel.machines import Cluster, CodecSpeed
+from hvd_compress.planner.collectives import Collective, Stage, collective
+from hvd_compress.planner.machines import Cluster, CodecSpeed
 from hvd_compress.ranks.counters import Kind
 
 
