@@ -181,7 +181,7 @@ def part_of(key: str, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> 
                 f"{placements} on {mesh}, got ranks {ranks}, of which {others} have other parts: make the "
                 f"compressor with process_group=mesh.get_group('replicate') of a mesh with replicas"
             )
-    part: torch.Tensor = tensor.detach().to_local()
+    part: torch.Tensor = tensor.to_local().detach()
     return part
 
 
