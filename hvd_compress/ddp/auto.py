@@ -8,7 +8,7 @@ from typing import Any
 from hvd_compress.codecs import NoCompression
 from hvd_compress.codecs.calls import guard
 from hvd_compress.ddp.compressor import Compressor
-from hvd_compress.engine.slots import NamedParameters
+from hvd_compress.engine.parameters import NamedParameters
 from hvd_compress.exchanges.routing import CodecLike
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
 from hvd_compress.process_group.auto import DEFAULT_EXCHANGES, GroupPlanning

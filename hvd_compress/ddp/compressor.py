@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import expect_instance, guard
 from hvd_compress.engine.options import Options
-from hvd_compress.engine.slots import NamedParameters, Slot, slots_of
+from hvd_compress.engine.parameters import NamedParameters
+from hvd_compress.engine.slots import Slot, slots_of
 from hvd_compress.engine.use import Discarded
 from hvd_compress.exchanges.comm import byte_count
 from hvd_compress.exchanges.routing import Route

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hvd_compress.distributed.begin import expect_memory_of
 from hvd_compress.distributed.keys import local
+from hvd_compress.engine.parameters import parameters
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.values import broadcast_state, tell
 
@@ -38,7 +38,8 @@ class CommonParameters:
 
     Raises:
         TypeError: trainable parameters are not floating-point numbers.
-        ValueError: the model has no trainable parameters, or has parameters on the meta device.
+        ValueError: the model has no trainable parameters; or see
+            :func:`hvd_compress.engine.parameters.parameters`.
     """
 
     def __init__(
@@ -46,10 +47,9 @@ class CommonParameters:
         model: nn.Module,
         outer_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
     ) -> None:
-        self.own = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.own = {n: p for n, p in parameters(model, "DiLoCo.model").items() if p.requires_grad}
         if not self.own:
             raise ValueError("DiLoCo.model: expected trainable parameters, got none")
-        expect_memory_of({name: local(one.detach()) for name, one in model.named_parameters()})
         for name, parameter in self.own.items():
             if not parameter.is_floating_point():
                 raise TypeError(
@@ -83,9 +83,10 @@ class CommonParameters:
         return hashlib.sha256("".join(map(_digest, self.copies.values())).encode()).hexdigest()
 
     @property
-    def _frozen(self) -> dict[str, nn.Parameter]:
+    def _frozen(self) -> dict[str, torch.Tensor]:
         """The parameters without a copy."""
-        return {n: p for n, p in self._model.named_parameters() if n not in self.own}
+        every = parameters(self._model, "DiLoCo.model")
+        return {name: one for name, one in every.items() if name not in self.own}
 
     def state_dict(self) -> dict[str, Any]:
         """The common parameters and the outer optimizer's state; tensors are references."""
@@ -261,6 +262,6 @@ def _digest(values: torch.Tensor) -> str:
     return hashlib.sha256(content.numpy().data).hexdigest()
 
 
-def _copy(parameter: nn.Parameter) -> nn.Parameter:
+def _copy(parameter: torch.Tensor) -> nn.Parameter:
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     return nn.Parameter(local(parameter.detach()).to(dtype, copy=True))

@@ -119,6 +119,7 @@ class DiLoCo(RebindingDiLoCo):
             mixing = (0.5 if delay else 0.0) if mixing is None else mixing
             checks.check_number("DiLoCo", "mixing", mixing, 0, 1)
             common = CommonParameters(model, outer_optimizer)
+            compressor.check_patterns(list(common.kinds))
             parts = Fragments(
                 Fragment(number, names, common, compressor, shards)
                 for number, names in enumerate(split(common.own, fragments))

@@ -15,6 +15,7 @@ from hvd_compress.diloco.common import CommonParameters
 from hvd_compress.diloco.progress import Counts
 from hvd_compress.distributed.compressor import Compressor, Work
 from hvd_compress.distributed.keys import local
+from hvd_compress.engine.parameters import parameters
 from hvd_compress.exchanges.routing import matching
 
 if TYPE_CHECKING:
@@ -330,9 +331,9 @@ def _work(begun: Work | Future[Work]) -> Work:
     return begun.result() if isinstance(begun, Future) else begun
 
 
-def check_model(model: nn.Module, own: Mapping[str, nn.Parameter]) -> None:
+def check_model(model: nn.Module, own: Mapping[str, torch.Tensor]) -> None:
     """Raises ``ValueError`` unless a model's trainable parameters are ``own``, those of its fragments."""
-    now = dict(model.named_parameters())
+    now = parameters(model, "DiLoCo.model")
     new = [n for n, p in now.items() if p.requires_grad and own.get(n) is not p]
     gone = [n for n, p in own.items() if now.get(n) is not p and n not in new]
     if new or gone:
@@ -345,12 +346,12 @@ def check_model(model: nn.Module, own: Mapping[str, nn.Parameter]) -> None:
 
 
 def split(
-    parameters: Mapping[str, nn.Parameter], fragments: int | Sequence[Sequence[str]]
+    own: Mapping[str, torch.Tensor], fragments: int | Sequence[Sequence[str]]
 ) -> list[list[str]]:
     """The names of each fragment's parameters.
 
     Args:
-        parameters: the parameters by name, in the model's order.
+        own: the trainable parameters by name, in the model's order.
         fragments: the number of fragments, which then have nearly equal numbers of elements and are in the
             model's order; or, for each fragment, patterns (``fnmatch``) of names.
 
@@ -359,8 +360,8 @@ def split(
             several; or a pattern matches nothing.
     """
     if isinstance(fragments, int):
-        return _equal(parameters, fragments)
-    names = list(parameters)
+        return _equal(own, fragments)
+    names = list(own)
     chosen = [
         {name for pattern in patterns for name in matching(pattern, names, "DiLoCo.fragments")}
         for patterns in fragments
@@ -374,17 +375,17 @@ def split(
     return [[name for name in names if name in some] for some in chosen]
 
 
-def _equal(parameters: Mapping[str, nn.Parameter], count: int) -> list[list[str]]:
-    if not 1 <= count <= len(parameters):
+def _equal(own: Mapping[str, torch.Tensor], count: int) -> list[list[str]]:
+    if not 1 <= count <= len(own):
         raise ValueError(
-            f"DiLoCo.fragments: expected 1 to {len(parameters)}, the number of trainable parameters, got "
+            f"DiLoCo.fragments: expected 1 to {len(own)}, the number of trainable parameters, got "
             f"{count}"
         )
     found: list[list[str]] = [[] for _ in range(count)]
-    total = sum(parameter.numel() for parameter in parameters.values())
-    before, left = 0, len(parameters)
+    total = sum(parameter.numel() for parameter in own.values())
+    before, left = 0, len(own)
     index = 0
-    for name, parameter in parameters.items():
+    for name, parameter in own.items():
         # The next fragment begins where its share does, or where each of the rest needs a parameter.
         middle = before + parameter.numel() / 2
         while (

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from hvd_compress.codecs.checks import check_choice
 from hvd_compress.distributed.compressor import Compressor
 from hvd_compress.distributed.meshes import FLAT, one_mesh, replicas
+from hvd_compress.engine.parameters import parameters
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.values import problem_told, tell
@@ -178,12 +179,12 @@ def _check_none_lost(rows: Sequence[Sequence[int]]) -> None:
 
 def _shard_mesh(model: nn.Module) -> DeviceMesh:
     """The mesh over which all of a model's parameters are sharded."""
-    named = dict(model.named_parameters())
+    named = parameters(model, "DiLoCo.model")
     mesh = one_mesh("DiLoCo.model", named)
     if mesh is None:
-        got = f"a plain one for {next(iter(named))}" if named else "none"
         raise ValueError(
-            f"DiLoCo.model: expected parameters that a mesh shares out, got {got}: call {_WRITE}"
+            f"DiLoCo.model: expected parameters that a mesh shares out, got a plain one for "
+            f"{next(iter(named))}: call {_WRITE}"
         )
     partial = [n for n, one in named.items() if cast(DTensor, one).placements[0].is_partial()]
     if partial:

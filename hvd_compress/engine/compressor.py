@@ -109,7 +109,7 @@ class CompressorBase:
         self._router = Router(route, threshold, exclude, layers)
         names = [slot.name for slot in self._slots]
         if names:  # Tensors may come later, by names that are not known yet.
-            self._router.check_patterns(names)
+            self.check_patterns(names)
         self._warmup_steps = warmup_steps
         self._seed = seed
         self.counters = Counters()
@@ -137,6 +137,10 @@ class CompressorBase:
     def warmup_steps(self) -> int:
         """The number of steps at the start in which gradients are sent uncompressed."""
         return self._warmup_steps
+
+    def check_patterns(self, names: Sequence[str]) -> None:
+        """Raises ``ValueError`` if a pattern in ``exclude`` or ``layers`` matches no parameter's name."""
+        self._router.check_patterns(names)
 
     def _join(self, group: Group) -> None:
         """Sets the ranks, and this rank's place among them; the frontend then chooses all routes."""

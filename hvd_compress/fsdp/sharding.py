@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from hvd_compress.engine.slots import expect_memory
+from hvd_compress.engine.parameters import parameters
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,9 @@ def sharded(model: torch.nn.Module) -> Sharded:
         NotImplementedError: the FSDP2 of this version of PyTorch is different.
     """
     modules = _modules(model, "Compressor", "fully_shard(module, mesh=mesh['shard'])")
+    named = list(parameters(model, "Compressor.model").items())
     with _as_in_this_version():
-        found = _look(modules, list(model.named_parameters()))
+        found = _look(modules, named)
         for unit in found.units:
             unit.look()
             _ = unit.accumulates, unit.adds_up, unit.group.post_backward
@@ -325,8 +326,6 @@ def _parameter_groups(state: Any) -> list[Any]:
 
 
 def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) -> Sharded:
-    if not named:
-        raise ValueError("Compressor.model: expected a model with parameters, got one without")
     numbers = {id(parameter): number for number, (_, parameter) in enumerate(named)}
     units: list[Unit] = []
     dtypes: dict[int, torch.dtype] = {}
@@ -355,7 +354,7 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
         raise ValueError(
             f"Compressor.model: expected modules that are sharded over the same ranks, got {list(meshes)}"
         )
-    parameters = []
+    shards = []
     for number, (name, parameter) in enumerate(named):
         if number not in dtypes or not isinstance(parameter, DTensor):
             raise ValueError(
@@ -367,11 +366,9 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
                 f"{name}: expected a parameter that is sharded by FSDP2 alone, got one on a mesh of "
                 f"{parameter.device_mesh.ndim} dimensions"
             )
-        local = parameter.to_local()
-        expect_memory(name, local)
-        parameters.append((name, local, dtypes[number]))
+        shards.append((name, parameter.to_local(), dtypes[number]))
     frozen = frozenset(n for n, (_, one) in enumerate(named) if not one.requires_grad)
-    return Sharded(next(iter(meshes.values())), units, parameters, padded, frozen)
+    return Sharded(next(iter(meshes.values())), units, shards, padded, frozen)
 
 
 def _check_mesh(where: str, info: Any) -> None:

@@ -17,6 +17,7 @@ import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
 from hvd_compress.distributed.begin import begin_alike
 from hvd_compress.distributed.compressor import Work, compressor_of, group_of
+from hvd_compress.engine.parameters import parameters
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.values import problem_told, tell
@@ -95,7 +96,8 @@ class DoubleBuffering:
             checks.check_number(
                 "DoubleBuffering", "trial_steps", trial_steps, 1, 2**31, integer=True
             )
-            self._named = dict(params)
+            self._named = parameters(params, "DoubleBuffering.params")
+            compressor.check_patterns(list(self._named))
             self._optimizer, self._compressor = optimizer, compressor
             self._check_parameters()
         self._trial_steps = trial_steps

@@ -20,6 +20,7 @@ from hvd_compress.distributed.begin import begin_alike
 from hvd_compress.distributed.compressor import compressor_of, group_of
 from hvd_compress.distributed.keys import local
 from hvd_compress.distributed.meshes import Verdicts, one_mesh
+from hvd_compress.engine.parameters import parameters
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.values import problem_told
 
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 _OPTIONS = ("lr", "betas", "eps", "weight_decay")
 
-_KEPT = ("_compressor", "_begun", "_zeros", "skipped_steps")
+_KEPT = ("_compressor", "_names", "_zeros", "skipped_steps")
 """The attributes that a copy has in addition to those of every optimizer."""
 
 _UNKNOWN_ROOT = 1e-3
@@ -61,8 +62,8 @@ class OneBitAdam(torch.optim.Optimizer):
     If a gradient of any rank holds an Inf or a NaN, no rank makes the step, and residuals do not change.
 
     Args:
-        params: ``model.named_parameters()``, or groups of them. Without names, tensors are numbered, and a
-            compressor's ``layers`` and ``exclude`` match nothing. FSDP2 may have sharded them; the
+        params: ``model.named_parameters()``, or groups of them, with distinct names. Without names, tensors
+            are numbered: ``parameter.0`` is the first one. FSDP2 may have sharded them; the
             compressor's ``process_group`` then has the ranks with the same shards.
         codec: the compression of momenta: a codec such as ``OneBit()``, a :class:`~hvd_compress.Route`, or,
             for other options, a compressor of :mod:`hvd_compress.distributed` with its own
@@ -113,15 +114,16 @@ class OneBitAdam(torch.optim.Optimizer):
             for beta in betas:
                 checks.check_number("OneBitAdam", "betas", beta, 0, 1 - sys.float_info.epsilon)
             self._compressor = compressor
-            self._begun = False  # Until all groups are there.
+            # Of each group's parameters; those of the first groups are taken together.
+            self._names: list[list[str]] = []
             self.skipped_steps = 0
             self._zeros: Counter[str] = Counter()  # Steps without a gradient, by parameter.
             super().__init__(
                 params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
             )
-            self._mesh()
-        self._begin_alike()
-        self._begun = True
+            self._enter(0)
+            compressor.check_patterns(list(self._named()))
+        self._begin_alike(0)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: vars(self)[name] for name in _KEPT}
@@ -138,15 +140,28 @@ class OneBitAdam(torch.optim.Optimizer):
         Raises:
             ExchangeError: ranks differ in options or parameters.
         """
-        if not self._begun:
+        if not self._names:
             super().add_param_group(param_group)
             return
+        count = len(self.param_groups)
         with problem_told(self._compressor.process_group):
             super().add_param_group(param_group)
-            self._mesh()
-        self._begin_alike(len(self.param_groups) - 1)
+            try:
+                self._enter(count)
+            except Exception:
+                self.param_groups.pop()
+                raise
+        self._begin_alike(count)
 
-    def _begin_alike(self, first: int = 0) -> None:
+    def _enter(self, first: int) -> None:
+        """Takes the names of the parameters of the groups from the given one on."""
+        groups = self.param_groups[first:]
+        named = parameters(groups, "OneBitAdam.params", taken=self._named())
+        one_mesh("OneBitAdam.params", {**self._named(), **named})
+        names = iter(named)
+        self._names += [[next(names) for _ in group["params"]] for group in groups]
+
+    def _begin_alike(self, first: int) -> None:
         """Gives all ranks the first rank's parameters of the groups from the given one on."""
         settings: dict[str, Any] = {
             f"group {first + number}": {name: group[name] for name in _OPTIONS}
@@ -244,22 +259,13 @@ class OneBitAdam(torch.optim.Optimizer):
 
     def _named(self, first: int = 0) -> dict[str, torch.Tensor]:
         """The parameters by name, of the groups from the given one on."""
-        groups = list(zip(self.param_groups, self._names(), strict=True))
-        pairs = (zip(names, group["params"], strict=True) for group, names in groups[first:])
+        groups = list(zip(self._names, self.param_groups, strict=False))
+        pairs = (zip(names, group["params"], strict=True) for names, group in groups[first:])
         return dict(itertools.chain.from_iterable(pairs))
-
-    def _names(self) -> list[list[str]]:
-        """The names of the parameters in each group."""
-        names, count = [], 0
-        for group in self.param_groups:
-            numbers = range(count, count + len(group["params"]))
-            names.append(group.get("param_names") or [f"parameter.{n}" for n in numbers])
-            count += len(group["params"])
-        return names
 
     def _parts(self) -> Iterator[_Part]:
         """The parts of the trainable parameters that are treated in the same way."""
-        for group, names in zip(self.param_groups, self._names(), strict=True):
+        for group, names in zip(self.param_groups, self._names, strict=True):
             every = zip(names, group["params"], strict=True)
             named = {name: parameter for name, parameter in every if parameter.requires_grad}
             for parameter in named.values():

@@ -11,7 +11,7 @@ import torch
 from hvd_compress.codecs import NoCompression
 from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.engine.auto import Planning
-from hvd_compress.engine.slots import NamedParameters
+from hvd_compress.engine.parameters import NamedParameters
 from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.comm import Collective
 from hvd_compress.exchanges.routing import EXCHANGE_NAMES, CodecLike, Route

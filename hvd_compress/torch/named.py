@@ -8,7 +8,7 @@ import hvd_compress.codecs as codecs
 from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.int8 import Kind
 from hvd_compress.engine.options import Options as SharedOptions
-from hvd_compress.engine.slots import NamedParameters
+from hvd_compress.engine.parameters import NamedParameters
 from hvd_compress.torch.compressor import Compressor
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
-from hvd_compress.engine.slots import NamedParameters, Slot, slots_of
+from hvd_compress.engine.parameters import NamedParameters
+from hvd_compress.engine.slots import Slot, slots_of
 
 
 class Slots:

@@ -299,8 +299,10 @@ def test_wrong_arguments() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             DiLoCo(model, _compressor(), **options)
-    with pytest.raises(ValueError, match="expected trainable parameters, got none"):
+    with pytest.raises(ValueError, match="expected a model with parameters, got one without"):
         DiLoCo(torch.nn.ReLU(), _compressor(), sync_every=4)
+    with pytest.raises(ValueError, match="expected trainable parameters, got none"):
+        DiLoCo(Probe(SHAPES).requires_grad_(False), _compressor(), sync_every=4)
     with pytest.raises(ValueError, match="weight: expected a parameter with memory"):
         DiLoCo(torch.nn.Linear(9, 9, device="meta"), _compressor(), sync_every=4)
 

@@ -160,8 +160,10 @@ def test_what_it_refuses() -> None:
     for tensors in ((torch.zeros(1, 3),), (torch.zeros(4), torch.zeros(5))):
         with pytest.raises(ValueError, match="expected tensors of one length of at least 2"):
             list(buffering.parts(*tensors))
-    with pytest.raises(ValueError, match="expected parameters to train, got none"):
+    with pytest.raises(ValueError, match=r"DoubleBuffering\.params: expected pairs .*, got none"):
         DoubleBuffering([], optimizer, hvdc.Compressor(OneBit()))
+    with pytest.raises(ValueError, match="expected parameters to train, got none"):
+        DoubleBuffering(_model().requires_grad_(False), optimizer, hvdc.Compressor(OneBit()))
     wrong: Any = torch.nn.Linear(1, 1)
     with pytest.raises(
         TypeError, match=r"DoubleBuffering\(model.named_parameters\(\), optimizer, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -35,3 +36,12 @@ def test_a_users_own_module_called_module_keeps_its_name() -> None:
         {"module": nn.Linear(1, 1, bias=False), "head": nn.Linear(1, 1, bias=False)}
     )
     assert _names(model) == ["module.weight", "head.weight"]
+
+
+def test_parameters_without_values_and_those_of_two_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="weight: expected an initialized parameter, got"):
+        _names(nn.LazyLinear(3))
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    with pytest.raises(ValueError, match=r"got one parameter as 0\.weight and as 1\.weight"):
+        slots_of(model.named_parameters(remove_duplicate=False))
