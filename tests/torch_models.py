@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,17 @@ def two_valued(shapes: Shapes, rank: int, step: int) -> dict[str, torch.Tensor]:
         positive = torch.rand(shape, generator=generator, device="cpu") < 0.5
         made[name] = torch.where(positive, factor, -2 * factor).to(DEVICE)
     return made
+
+
+@contextlib.contextmanager
+def unequal_threads(rank: int) -> Iterator[None]:
+    """Gives each rank another number of PyTorch's threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 + 2 * rank)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def phases_of(step: Callable[[], object]) -> Counter[str]:

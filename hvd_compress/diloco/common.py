@@ -88,6 +88,15 @@ class CommonParameters:
         every = parameters(self._model, "DiLoCo.model")
         return {name: one for name, one in every.items() if name not in self.own}
 
+    def step(self) -> None:
+        """Makes a step of the outer optimizer; the number of PyTorch's threads does not change a bit."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # Norms, for example, are added up in another order by several.
+        try:
+            self.outer.step()
+        finally:
+            torch.set_num_threads(threads)
+
     def state_dict(self) -> dict[str, Any]:
         """The common parameters and the outer optimizer's state; tensors are references."""
         return {"common": dict(self.values), "outer_optimizer": self.outer.state_dict()}

@@ -174,7 +174,7 @@ class Fragment:
                 self._common.copies[name].grad = average if changed else None
                 if not changed and self.to_send.get(name):
                     del self.to_send[name]
-            self._common.outer.step()
+            self._common.step()
             for name in self.names:
                 self._common.copies[name].grad = None
         self.take(mixing if finite else 0.0)

@@ -10,6 +10,7 @@ from hvd_compress.codecs import ErrorFeedback, PowerSGD
 from hvd_compress.codecs.base import as_matrix
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.executors import keep_from_reuse
+from hvd_compress.engine.sums import ordered_sum
 from hvd_compress.exchanges import low_rank
 from hvd_compress.exchanges.layout import CHANGED, USED
 
@@ -173,22 +174,14 @@ def orthonormal(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         for columns, position in zip(x, positions, strict=True):
             matrix = matrices[position]
             columns[: matrix.shape[1], : len(matrix)] = matrix.t()
-        lengths = _sum(x * x).sqrt_()
+        lengths = ordered_sum(x * x).sqrt_()
         for k in range(rank):
             column, rest = x[:, k], x[:, k + 1 :]
-            length = _sum(column * column).sqrt_()
+            length = ordered_sum(column * column).sqrt_()
             column /= torch.where(length == 0, 1, length)
             column.masked_fill_(length < low_rank.LEAST * lengths[:, k], 0)
-            rest -= _sum(column[:, None] * rest) * column[:, None]
+            rest -= ordered_sum(column[:, None] * rest) * column[:, None]
         for columns, position in zip(x.float(), positions, strict=True):
             rows, rank = matrices[position].shape
             made[position] = columns[:rank, :rows].t().contiguous()
     return [made[position] for position in range(len(matrices))]
-
-
-def _sum(x: torch.Tensor) -> torch.Tensor:
-    """The sums over the last dimension, a power of two, in an order that its length determines."""
-    while x.shape[-1] > 1:
-        one, other = x.chunk(2, -1)
-        x = one + other
-    return x

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
@@ -21,6 +22,7 @@ from hvd_compress.distributed.compressor import compressor_of, group_of
 from hvd_compress.distributed.keys import local
 from hvd_compress.distributed.meshes import Verdicts, one_mesh
 from hvd_compress.engine.parameters import parameters
+from hvd_compress.engine.sums import ordered_sum
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.values import problem_told
 
@@ -349,11 +351,21 @@ def _begin(state: dict[str, Any], parameter: torch.Tensor) -> None:
 
 def _make_known(variance: torch.Tensor) -> bool:
     """Sets unknown variances to the mean of the others; returns whether there are any."""
-    values = variance.to(torch.promote_types(variance.dtype, torch.float32))
-    typical = values.sum() / (values > 0).sum().clamp(min=1)
+    own = local(variance)
+    values = own.to(torch.promote_types(own.dtype, torch.float32))
+    known = _total((values > 0).sum().view(1), variance)
+    typical = _total(ordered_sum(values.reshape(-1)), variance) / known.clamp(min=1)
     unknown = values < _UNKNOWN_ROOT**2 * typical
-    variance.copy_(torch.where(unknown, typical, values))
-    return _some([unknown])
+    own.copy_(torch.where(unknown, typical, values))
+    return bool(_total(unknown.sum().view(1), variance))
+
+
+def _total(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The sum of the values of all shards, shape=(1,) each, in the order of the shards."""
+    if isinstance(like, DTensor):
+        mesh = like.device_mesh
+        value = DTensor.from_local(value, mesh, [Shard(0)], run_check=False).full_tensor()
+    return ordered_sum(value)
 
 
 def _some(masks: Iterable[torch.Tensor]) -> bool:

@@ -19,6 +19,7 @@ from tests.fsdp.probes import (
     SHAPES,
     Beside,
     Net,
+    assert_gradients_are_alike,
     assert_replicas_are_alike,
     backward,
     gradients_of,
@@ -29,7 +30,7 @@ from tests.fsdp.probes import (
 )
 from tests.ranks import on_ranks
 from tests.stranger import installed
-from tests.torch_models import DEVICE, assert_same_bits, on_arrays, targets
+from tests.torch_models import DEVICE, assert_same_bits, on_arrays, targets, unequal_threads
 
 
 def _every_codec(replicas: int) -> None:
@@ -59,6 +60,17 @@ def test_every_codec_on_four_replicas_without_shards() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_every_codec_on_two_replicas_without_shards() -> None:
     _every_codec(2)
+
+
+@on_ranks(4, launcher="torchrun")
+def test_replicas_with_other_numbers_of_threads_get_the_same_bits() -> None:
+    mesh, shapes = mesh_of(2), {"first.a": (600, 701), "second.b": (2049, 65)}
+    with unequal_threads(mesh.get_local_rank("replicate")):
+        for exchange in FLAT:
+            net, _ = make(mesh, *USUAL[exchange], shapes=shapes, exchange=exchange)
+            for step in range(2):
+                backward(net, targets(shapes, dist.get_rank(), step))
+                assert_gradients_are_alike(mesh, net)
 
 
 def _the_default_exchange(replicas: int, exchange: str) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_compress.engine.low_rank import _sum as low_rank_sum
 from hvd_compress.engine.low_rank import orthonormal, product
+from hvd_compress.engine.sums import ordered_sum
 from hvd_compress.exchanges import low_rank
 from tests.codecs.cases import normal
 
@@ -51,7 +51,7 @@ def test_bases_have_the_bits_of_numpys_elements_together_and_alone() -> None:
 
 def test_sums_have_the_bits_of_halves() -> None:
     drawn = normal((3 * 4096,)).astype(np.float64).reshape(3, -1) / 3
-    found = low_rank_sum(torch.from_numpy(drawn))
+    found = ordered_sum(torch.from_numpy(drawn))
     assert found.shape == (3, 1) and found[:, 0].tolist() == [_sum(row) for row in drawn]
 
 

@@ -8,10 +8,18 @@ import torch
 import hvd_compress.torch as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, codec_class
+from tests.contract.cases import FLAT, USUAL
 from tests.ranks import on_ranks
 from tests.stranger import installed
 from tests.torch.probes import assert_identical_on_all_ranks, distributed, exchange
-from tests.torch_models import Probe, Simulation, assert_same_bits, targets, two_valued
+from tests.torch_models import (
+    Probe,
+    Simulation,
+    assert_same_bits,
+    targets,
+    two_valued,
+    unequal_threads,
+)
 
 SHAPES = {"a": (40, 70), "b": (3000,), "small": (10,)}
 
@@ -118,3 +126,16 @@ def test_the_codec_of_an_installed_package_works_by_name() -> None:
                     gradients = [targets(SHAPES, r, step) for r in range(2)]
                     got = exchange(model, optimizer, gradients[hvd.rank()])
                     assert_same_bits(got, simulation.average(gradients))
+
+
+@on_ranks(2)
+def test_ranks_with_other_numbers_of_threads_get_the_same_bits() -> None:
+    shapes = {"a": (300, 701), "b": (2049, 65)}
+    with unequal_threads(hvd.rank()):
+        for exchanged in FLAT:
+            model, (codec, feedback) = Probe(shapes), USUAL[exchanged]
+            route = Route(codec, feedback, exchange=exchanged)
+            optimizer = distributed(model, hvdc.Compressor(model, route, threshold=0))
+            for step in range(2):
+                exchange(model, optimizer, targets(shapes, hvd.rank(), step))
+                assert_identical_on_all_ranks(model)
