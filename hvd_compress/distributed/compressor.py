@@ -204,6 +204,11 @@ class Compressor(RebindingCompressor):
         self._start_line(device)
         self._tell(problem)
 
+    def exchanges(self, key: str) -> int:
+        """The number of calls with a key since its warm-up began; 0 before the first one."""
+        slot = self._keys.slots.get(key)
+        return 0 if slot is None else slot.exchanges
+
     def restart_warmup(self, keys: Iterable[str]) -> None:
         """Restarts the ``warmup_steps`` of some keys at their next call; every rank has to call it."""
         for key in keys:

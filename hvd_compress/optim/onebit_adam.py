@@ -6,7 +6,7 @@ import itertools
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +160,10 @@ class OneBitAdam(torch.optim.Optimizer):
         groups = self.param_groups[first:]
         named = parameters(groups, "OneBitAdam.params", taken=self._named())
         one_mesh("OneBitAdam.params", {**self._named(), **named})
+        for parameter in named.values():
+            # Now: torch.distributed.checkpoint makes a step of an optimizer without state.
+            if parameter.requires_grad:
+                _begin(self.state[parameter], parameter)
         names = iter(named)
         self._names += [[next(names) for _ in group["params"]] for group in groups]
 
@@ -184,6 +188,7 @@ class OneBitAdam(torch.optim.Optimizer):
 
         Raises:
             TypeError: the caller is a ``GradScaler``.
+            ValueError: the states of the optimizer and of its compressor are those of different steps.
             ExchangeError: ranks differ, or another rank has failed.
             PayloadError: a payload was altered in transit.
         """
@@ -204,14 +209,20 @@ class OneBitAdam(torch.optim.Optimizer):
 
         def accept() -> bool:
             # Ranks with the same shard have the same bits, so that all decide alike.
-            own = torch.stack([local(one).isfinite().all() for one in averages]).all()
-            finite[0] = verdicts.all_finite(bool(own))
+            own = [local(one).isfinite().all() for one in averages]
+            finite[0] = verdicts.all_finite(not own or bool(torch.stack(own).all()))
             return finite[0]
 
+        device = self.param_groups[0]["params"][0].device
         with verdicts.failure_told():
-            self._compressor.reduce(averages, names, dist.ReduceOp.AVG, accept=accept).wait()
-        for part in parts:
-            part.count()
+            self._check_counts(parts, device)
+            try:
+                self._compressor.reduce(
+                    averages, names, dist.ReduceOp.AVG, accept=accept, device=device
+                ).wait()
+            finally:
+                for part in parts:
+                    part.count(self._compressor)
         if finite[0]:
             for part, tensors in zip(parts, sent, strict=True):
                 part.update(tensors)
@@ -254,6 +265,23 @@ class OneBitAdam(torch.optim.Optimizer):
                 "their momentum is divided by the others' root mean square from now on",
                 ", ".join(unknown),
             )
+
+    def _check_counts(self, parts: Sequence[_Part], device: torch.device) -> None:
+        """Raises ``ValueError`` on this rank if the compressor has counted other exchanges, by name.
+
+        The two would end the warm-up in different steps. The other ranks raise an ``ExchangeError``.
+        """
+        for part in parts:
+            for name, state in zip(part.named, part.states, strict=True):
+                counted = self._compressor.exchanges(name)
+                if counted != state["calls"]:
+                    problem = ValueError(
+                        f"OneBitAdam.step: {name}: expected states of the optimizer and of its compressor "
+                        f"from the same step, got {state['calls']} exchanges in the optimizer's and "
+                        f"{counted} in the compressor's: load both states, or none"
+                    )
+                    self._compressor.refuse(problem, device)
+                    raise problem
 
     def _mesh(self) -> DeviceMesh | None:
         """The mesh that shares out the parameters, if any."""
@@ -309,10 +337,10 @@ class _Part:
         torch._foreach_add_(momenta, gradients, alpha=1 - beta)
         return list(momenta)
 
-    def count(self) -> None:
-        """Counts an exchange, whether or not the step is made."""
-        for state in self.states:
-            state["calls"] += 1
+    def count(self, compressor: hvdc.Compressor) -> None:
+        """Takes over the compressor's counts of exchanges, whether or not the step is made."""
+        for name, state in zip(self.named, self.states, strict=True):
+            state["calls"] = compressor.exchanges(name)
 
     def update(self, averages: list[torch.Tensor]) -> None:
         """Makes the step with the averages of all ranks' :meth:`messages`."""
@@ -343,7 +371,7 @@ class _Part:
 
 def _begin(state: dict[str, Any], parameter: torch.Tensor) -> None:
     if not state:
-        # Exchanges, which the compressor counts too; steps made; steps that changed the variance.
+        # Exchanges, as the compressor counts them; steps made; steps that changed the variance.
         state.update(calls=0, step=0, variance_step=0)
         state["exp_avg"] = torch.zeros_like(parameter)
         state["exp_avg_sq"] = torch.zeros_like(parameter)

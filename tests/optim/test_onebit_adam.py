@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Int8, OneBit
@@ -137,6 +141,103 @@ def test_a_checkpoint_goes_on_bit_for_bit() -> None:
                 _gradients(one, step)
                 made.step()
         assert_same_bits(_parameters(again), _parameters(model))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_states_of_different_steps_are_an_error_on_every_rank() -> None:
+    """Otherwise gradients would be encoded in the warm-up, or momenta not encoded after it."""
+    for steps, codec in ((2, OneBit()), (WARM + 2, OneBit()), (WARM + 2, Int8())):
+        model, compressor = _model(), _compressor(codec)
+        optimizer = OneBitAdam(model.named_parameters(), compressor, **OPTIONS)
+        for step in range(steps):
+            _gradients(model, step)
+            optimizer.step()
+        saved = copy.deepcopy([m.state_dict() for m in (model, optimizer, compressor)])
+        before = _parameters(model)
+        _gradients(model, steps)
+        optimizer.step()
+        for left_out, got in ((1, (0, steps)), (2, (steps, 0))):
+            for forget in ((0, 1), (1,)):
+                again, other = _model(), _compressor(codec)
+                resumed = OneBitAdam(again.named_parameters(), other, **OPTIONS)
+                for number, made in enumerate((again, resumed, other)):
+                    if number != left_out or dist.get_rank() not in forget:
+                        made.load_state_dict(copy.deepcopy(saved[number]))
+                message = f"first: expected .*got {got[0]} exchanges in .* and {got[1]} in the comp"
+                _gradients(again, steps)
+                error = ValueError if dist.get_rank() in forget else hvdc.ExchangeError
+                with pytest.raises(error, match=message):
+                    resumed.step()
+                assert_same_bits(_parameters(again), before)
+                if forget == (0, 1):  # Nothing was sent.
+                    late: Any = (resumed, other)[left_out - 1]
+                    late.load_state_dict(copy.deepcopy(saved[left_out]))
+                    resumed.step()
+                    assert_same_bits(_parameters(again), _parameters(model))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_checkpoints_of_torch_distributed_checkpoint() -> None:
+    """They find the optimizer's state without a step, which would send residuals away."""
+    for codec in (OneBit(), Int8()):
+        for saved_after in (0, 2, WARM + 2):
+            model, compressor = _model(), _compressor(codec)
+            optimizer = OneBitAdam(model.named_parameters(), compressor, **OPTIONS)
+            for step in range(saved_after):
+                _gradients(model, step)
+                optimizer.step()
+            optimizer.zero_grad()
+            norm, sent = compressor.residual_norm(), compressor.counters.wire_bytes
+            saved = copy.deepcopy(
+                [get_optimizer_state_dict(model, optimizer), compressor.state_dict()]
+            )
+            assert (compressor.residual_norm(), compressor.counters.wire_bytes) == (norm, sent)
+            again, other = _model(), _compressor(codec)
+            again.load_state_dict(model.state_dict())
+            resumed = OneBitAdam(again.named_parameters(), other, **OPTIONS)
+            other.load_state_dict(saved[1])
+            set_optimizer_state_dict(again, resumed, saved[0])
+            assert other.counters.wire_bytes == 0 and other.residual_norm() == norm
+            for step in range(saved_after, WARM + 5):
+                for one, made in ((model, optimizer), (again, resumed)):
+                    _gradients(one, step)
+                    made.step()
+            assert_same_bits(_parameters(again), _parameters(model))
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_step_that_fails_is_counted_by_both() -> None:
+    """The warm-up ends for the optimizer where it ends for the compressor."""
+    model = _model()
+    optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
+    for step in range(WARM + 2):
+        _gradients(model, step)
+        if step != 1:
+            optimizer.step()
+            continue
+        for codec in (Int8(), OneBit()):
+            if dist.get_rank() == 1:
+                optimizer.compressor.set_codec(codec)
+            if codec == Int8():
+                with pytest.raises(hvdc.ExchangeError, match="first"):
+                    optimizer.step()
+    state = optimizer.state[model.first]
+    assert (state["calls"], state["step"], state["variance_step"]) == (WARM + 2, WARM + 1, WARM - 1)
+    _assert_alike(model)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_step_without_a_parameter_to_train() -> None:
+    """As in AdamW, nothing happens; and ranks that freeze others learn of it."""
+    model = _model()
+    optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
+    model.requires_grad_(False)
+    before = _parameters(model)
+    assert optimizer.step(lambda: 7.0) == 7.0
+    assert_same_bits(_parameters(model), before)
+    model.requires_grad_(dist.get_rank() == 0)
+    with pytest.raises(hvdc.ExchangeError, match="differ"):
+        optimizer.step()
 
 
 @on_ranks(2, launcher="torchrun")
