@@ -20,7 +20,7 @@ from hvd_compress.engine.owner_steps import OwnerStep
 from hvd_compress.engine.plan import Common
 from hvd_compress.engine.residuals import LastExchange, Owned
 from hvd_compress.engine.slots import Slot
-from hvd_compress.engine.state import resize, restore, snapshot
+from hvd_compress.engine.state import begin_with, resize, restore, snapshot
 from hvd_compress.engine.use import TorchUse
 from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.hosts import Hosts
@@ -112,6 +112,8 @@ class CompressorBase:
             self.check_patterns(names)
         self._warmup_steps = warmup_steps
         self._seed = seed
+        # Since the ranks have compared their configurations last.
+        self._resets = 0
         self.counters = Counters()
         parameters = [slot.parameter for slot in self._slots]
         name = f"{type(self).__name__} {route}"
@@ -146,6 +148,7 @@ class CompressorBase:
         """Sets the ranks, and this rank's place among them; the frontend then chooses all routes."""
         self._group = group
         self._rank, self._size = group.rank, group.size
+        self._resets = 0
         self._last.replace()
         self._batches = Batches(
             Common(self._kernels, group, self._seed, self._owner_step, self._last)
@@ -196,11 +199,31 @@ class CompressorBase:
         call, or on all ranks because of an Inf or a NaN.
 
         Raises:
-            ExchangeError: gradients are being exchanged; or residuals were loaded or rebound since the last
-                exchange.
+            ExchangeError: gradients are being exchanged; or residuals were loaded, rebound or reset since
+                the last exchange.
         """
         self._expect_idle("drop_step")
         self._last.take_back()
+
+    def reset(self) -> None:
+        """Discards what was not sent, for a model that returns to an earlier state; every rank calls it.
+
+        Residuals of this rank's gradients, of an earlier codec and of the parts that this rank owns are
+        discarded, with the right factors of low-rank approximations and the state of an owner step.
+        Otherwise, the next steps would add gradients of the steps that the model has forgotten. Positions
+        in the noise, the warm-up, routes and :attr:`counters` go on. If only some ranks have called this
+        method, the next step raises an error on all ranks.
+
+        Raises:
+            ExchangeError: gradients are being exchanged.
+        """
+        self._expect_idle("reset")
+        for slot in self._slots:
+            begin_with(slot, None)
+            slot.factor = None
+        self._last.replace()
+        self._resets += 1
+        self._forget_agreement()
 
     def routes(self) -> dict[str, Route]:
         """The route of each parameter's gradient, by name; frozen parameters have none.
@@ -457,6 +480,7 @@ class CompressorBase:
             "seed": self._seed,
             "warmup_steps": self._warmup_steps,
             "owner_step": self._owner_step_text,
+            "calls of reset": self._resets,
             "gradient of": tensors,
             # With some slots only, others may be in exchanges, and ranks learn lengths at different times.
             **({} if slots is not None else {"lengths of messages": self._batches.lengths()}),

@@ -30,7 +30,7 @@ def explained(
 
 
 def change_of_some(changed: Sequence[bool]) -> ExchangeError:
-    """The error if only some ranks have called ``set_codec``, or have loaded a state.
+    """The error if only some ranks have called ``set_codec`` or ``reset``, or have loaded a state.
 
     Args:
         changed: whether each rank has called it; a single item if the ranks are not known.
@@ -38,6 +38,6 @@ def change_of_some(changed: Sequence[bool]) -> ExchangeError:
     ranks = [rank for rank, one in enumerate(changed) if one]
     who = "some ranks" if len(changed) == 1 else f"rank {', '.join(map(str, ranks))}"
     return ExchangeError(
-        f"set_codec, load_state_dict or load_resized: expected a call on every rank between the same two "
+        f"set_codec, reset, load_state_dict or load_resized: expected a call on every rank between the same two "
         f"steps, got one on {who} only"
     )

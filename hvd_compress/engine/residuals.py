@@ -389,7 +389,7 @@ class LastExchange:
         if self._replaced:
             raise ExchangeError(
                 "drop_step: expected residuals as the last exchange left them, got others by "
-                "load_state_dict(), load_resized() or rebind(): call drop_step() before these"
+                "load_state_dict(), load_resized(), rebind() or reset(): call drop_step() before these"
             )
         for changes in self._changes:
             changes.take_back()

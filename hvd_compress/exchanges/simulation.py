@@ -93,10 +93,15 @@ class Ranks:
         owners = self._exchange.owners(Group(0, size, self.hosts))
         self._owners = owners.size if owners else 0
         self.step = 0
-        ranks = range(size)
+        self._finite, self._cold = True, False
+        self.reset()
+
+    def reset(self) -> None:
+        """Sets residuals to zero and forgets the states; the noise goes on."""
+        ranks = range(self._size)
         counts = {name: math.prod(shape) for name, shape in self.shapes.items()}
-        encoded = {name: n for name, n in counts.items() if codec.encodes(self.shapes[name])}
-        kept = encoded if self._exchange.residuals or inner else {}
+        encoded = {name: n for name, n in counts.items() if self.codec.encodes(self.shapes[name])}
+        kept = encoded if self._exchange.residuals or self.inner else {}
         self.residuals: list[dict[str, np.ndarray]] = [
             {name: np.zeros(n, np.float32) for name, n in kept.items()} for _ in ranks
         ]
@@ -107,7 +112,6 @@ class Ranks:
             for rank in ranks
         ]
         self.states: dict[tuple[int, str], dict[str, Any]] = {}
-        self._finite, self._cold = True, False
 
     def shared(self, name: str) -> Shared:
         """The division of a tensor among the owners, for an exchange that has owners."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, ClassVar, NamedTuple, NoReturn, Unpack
 
@@ -42,7 +43,7 @@ class _Former(NamedTuple):
     Attributes:
         route: the route of the parameter's gradients.
         exchanges: the rank's number of exchanges, less this rank's.
-        loaded: whether this rank has loaded a state since the ranks agreed last.
+        loaded: whether this rank has loaded or reset its state since the ranks agreed last.
     """
 
     route: Route
@@ -141,10 +142,24 @@ class ProcessGroupCompressor(CompressorBase):
         super().set_codec(codec, layers)
         self._former = former
 
+    def reset(self) -> None:
+        """Discards what was not sent, for a model that returns to an earlier state; every rank calls it.
+
+        For the rest, see :meth:`.CompressorBase.reset`.
+        """
+        with self._changing_state():
+            super().reset()
+
     def _restore(self, state: dict[str, Any]) -> None:
+        with self._changing_state():
+            super()._restore(state)
+
+    @contextlib.contextmanager
+    def _changing_state(self) -> Iterator[None]:
+        """Makes the next step ask whether all ranks have changed their states, as in this block."""
         known = self._known()
         before = {slot.index: slot.exchanges for slot in self._slots}
-        super()._restore(state)
+        yield
         if known is not None:
             self._former = {
                 slot.index: _Former(
@@ -248,7 +263,7 @@ class ProcessGroupCompressor(CompressorBase):
 
     def _note_agreement(self) -> None:
         """Called when the ranks are known to agree."""
-        self._agreed, self._former = True, None
+        self._agreed, self._former, self._resets = True, None, 0
 
     def _check_route(self, slot: Slot, route: Route) -> None:
         device = slot.parameter.device

@@ -273,6 +273,7 @@ class Compressor(CompressorBase, HorovodCompressor):
         A rank that has called ``hvd.join()`` counts nothing, and must not be behind the others afterwards.
         """
         if self._step.complete:
+            self._resets = 0
             for slot in self._exchanged:
                 slot.exchanges += 1
         left = [s for s in self._frozen if s.parameter.grad is not None and not s.frozen]

@@ -163,6 +163,11 @@ class Beside:
         self.job.compressor.drop_step()
         self.simulation.drop_step()
 
+    def reset(self) -> None:
+        """Discards what was not sent."""
+        self.job.compressor.reset()
+        self.simulation.reset()
+
     def leave_out(self, step: int, change: Callable[[list[dict[str, np.ndarray]]], None]) -> None:
         """Tells the reference of a step that the other ranks make without this rank."""
         everybodys = self.everybodys(step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from hvd_compress.codecs import (
 )
 from tests.contract.beside import Beside
 from tests.contract.cases import FULL, NONE, SHAPES, USUAL, Row, gradients
-from tests.contract.frontend import Frontend
+from tests.contract.frontend import Frontend, Job
 
 
 def what_it_cannot_carry(frontend: Frontend, exchange: str) -> None:
@@ -89,6 +89,19 @@ def ranks_that_disagree(frontend: Frontend, exchange: str) -> None:
 
 def a_change_of_codec_on_some_ranks(frontend: Frontend, exchange: str) -> None:
     """Raises an error on every rank that says what happened, although messages would differ in length."""
+
+    def change(job: Job) -> None:
+        job.compressor.set_codec(_CHANGED[exchange])
+
+    _on_the_last_rank(frontend, exchange, change)
+
+
+def a_reset_on_some_ranks(frontend: Frontend, exchange: str) -> None:
+    """Raises an error on every rank that says what happened: the others would send what it forgot."""
+    _on_the_last_rank(frontend, exchange, lambda job: job.compressor.reset())
+
+
+def _on_the_last_rank(frontend: Frontend, exchange: str, change: Callable[[Job], None]) -> None:
     last = frontend.size - 1
     # Some of it is not encoded; or it is so small that the last rank owns nothing, and that PowerSGD does
     # not encode it.
@@ -98,10 +111,10 @@ def a_change_of_codec_on_some_ranks(frontend: Frontend, exchange: str) -> None:
     for threshold, shapes in cases:
         job = frontend.make(exchange, *USUAL[exchange], shapes, threshold=threshold)
         job.step(gradients(frontend.rank, 0, shapes))
-        message = rf"on rank {last}|set_codec.*: .* on some ranks only"
+        message = rf"on rank {last}|set_codec, reset.*: .* on some ranks only"
         errors: tuple[type[Exception], ...] = (frontend.errors,)
         if frontend.rank == last:
-            job.compressor.set_codec(_CHANGED[exchange])
+            change(job)
         elif frontend.late:
             averages = job.step(gradients(frontend.rank, 1, shapes))
             assert all(np.isnan(average).all() for average in averages.values())

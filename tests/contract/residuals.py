@@ -161,6 +161,35 @@ def an_owner_step_that_the_script_drops(frontend: Frontend, exchange: str) -> No
     beside.assert_kept()
 
 
+def a_return_to_an_earlier_model(frontend: Frontend, exchange: str) -> None:
+    """After ``reset()``, nothing of the forgotten steps comes back; the noise goes on."""
+
+    def explode(everybodys: list[dict[str, np.ndarray]]) -> None:
+        for one in everybodys:
+            for gradient in one.values():
+                gradient *= 1e7
+
+    adagrad = {}
+    if exchange == "two_shot" and "an_owner_step_that_the_script_drops" not in frontend.cannot:
+        option, simulated = frontend.adagrad()
+        adagrad = {"owner_step": option, "simulated": {"owner_step": simulated}}
+    drawn = [] if exchange == "low_rank" else [((Ternary(64), ErrorFeedback(0.1, 0.9)), {})]
+    for row, options in ((USUAL[exchange], adagrad), *drawn):
+        beside = Beside(frontend, exchange, row, seed=3, **options)
+        beside.job.compressor.reset()  # There is nothing yet.
+        beside.simulation.reset()
+        beside.steps(0)
+        beside.step(1, change=explode)
+        beside.reset()
+        assert beside.job.compressor.residual_norm() == 0
+        with pytest.raises(frontend.errors, match=r"drop_step: expected residuals as .*reset\(\)"):
+            beside.job.compressor.drop_step()
+        beside.steps(2, 3)
+        beside.reset()
+        beside.go_on_with_another_job()
+        beside.steps(4)
+
+
 def loaded_residuals_that_the_script_would_drop(frontend: Frontend, exchange: str) -> None:
     """A clear error: what the last exchange left is gone."""
     beside = Beside(frontend, exchange)

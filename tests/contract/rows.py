@@ -74,6 +74,7 @@ PROPERTIES = (
     Property(residuals.a_change_of_codec_that_the_script_drops, flat=(THREE,), single=True),
     Property(residuals.an_owner_step_that_the_script_drops, ("two_shot",), single=True),
     Property(residuals.loaded_residuals_that_the_script_would_drop, ("two_shot",), single=True),
+    Property(residuals.a_return_to_an_earlier_model, single=True),
     Property(residuals.a_checkpoint_goes_on_bit_for_bit, single=True),
     Property(results.uncompressed_at_first, single=True),
     Property(results.owner_steps_from_a_cold_start, ("two_shot",), flat=(TWO, THREE), single=True),
@@ -94,6 +95,7 @@ PROPERTIES = (
     Property(errors.what_it_cannot_carry),
     Property(errors.ranks_that_disagree, flat=(THREE,)),
     Property(errors.a_change_of_codec_on_some_ranks, flat=(THREE,)),
+    Property(errors.a_reset_on_some_ranks, flat=(THREE,)),
 )
 
 

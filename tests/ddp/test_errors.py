@@ -222,6 +222,7 @@ def test_a_backward_pass_that_breaks_off() -> None:
     for call in (
         lambda: compressor.set_codec(Int8()),
         compressor.state_dict,
+        compressor.reset,
         lambda: compressor.load_state_dict(saved),
         lambda: compressor.load_resized([saved, {**saved, "rank": 1}]),
     ):

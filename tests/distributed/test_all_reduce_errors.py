@@ -111,6 +111,7 @@ def test_what_is_wrong_on_every_rank() -> None:
         lambda: compressor.load_state_dict({}),
         lambda: compressor.set_codec(Int8()),
         compressor.drop_step,
+        compressor.reset,
     ):
         with pytest.raises(hvdc.ExchangeError, match="no exchange in progress"):
             call()

@@ -92,6 +92,40 @@ def test_a_step_that_the_script_drops() -> None:
 
 
 @on_ranks(4, launcher="torchrun")
+def test_a_return_to_an_earlier_model() -> None:
+    """After ``reset()``, nothing of the forgotten steps comes back to any shard; the noise goes on."""
+    mesh, rank = mesh_of(2), dist.get_rank()
+    for exchange in FLAT:
+        step = hvdc.AdaGrad(initial=0.25) if exchange == "two_shot" else None
+        options: dict[str, Any] = {} if step is None else {"owner_step": step}
+        net, compressor = make(mesh, *USUAL[exchange], exchange=exchange, **options)
+        if step is not None:
+            options["owner_step"] = on_arrays(step)
+        beside = Beside(mesh, exchange, *USUAL[exchange], **options)
+
+        def explode(_: int, gradients: dict[str, torch.Tensor]) -> None:
+            for one in gradients.values():
+                one *= 1e7
+
+        beside.assert_same(backward(net, targets(SHAPES, rank, 0)), beside.step(0))
+        backward(net, targets(SHAPES, rank, 1, 1e7))
+        beside.step(1, explode)
+        compressor.reset()
+        beside.simulation.reset()
+        assert compressor.residual_norm() == 0
+        for number in (2, 3):
+            got = backward(net, targets(SHAPES, rank, number))
+            beside.assert_same(got, beside.step(number))
+        beside.assert_kept(compressor)
+        if rank == 3:
+            compressor.reset()
+        told = r"set_codec, reset.* on (some ranks|rank 1) only|exchange of another one failed"
+        with pytest.raises(hvdc.ExchangeError, match=told):
+            backward(net, targets(SHAPES, rank, 4))
+        dist.barrier()
+
+
+@on_ranks(4, launcher="torchrun")
 def test_another_number_of_replicas() -> None:
     net, compressor = make(mesh_of(2), OneBit(), FULL)
     for step in range(2):

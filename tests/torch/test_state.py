@@ -45,6 +45,7 @@ def test_a_state_is_that_of_a_whole_step() -> None:
         "load_resized": lambda: compressor.load_resized([saved, {**saved, "rank": 1}]),
         "set_codec": lambda: compressor.set_codec(Int8()),
         "drop_step": compressor.drop_step,
+        "reset": compressor.reset,
     }.items():
         with pytest.raises(
             hvdc.ExchangeError, match=rf"{what}: .* after optimizer.synchronize\(\)"
