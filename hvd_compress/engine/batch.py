@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import torch
 
 from hvd_compress.engine import packing
-from hvd_compress.engine.executors import keep_from_reuse
+from hvd_compress.engine.executors import Columns, keep_from_reuse
 from hvd_compress.engine.failures import change_of_some, explained
 from hvd_compress.engine.pending import Content, phase
 from hvd_compress.engine.plan import BucketPlan, BucketResiduals, Table
-from hvd_compress.engine.residuals import Columns, transpose, transpose_back
+from hvd_compress.engine.residuals import transpose, transpose_back
 from hvd_compress.engine.uncompressed import all_finite
 from hvd_compress.exchanges.comm import Comm, Sending
 from hvd_compress.exchanges.layout import CHANGED, USED, Piece
@@ -101,7 +101,7 @@ class Batch(Content):
         Returns:
             The message, shape=(bytes,), uint8; zeros if the encoding fails.
         """
-        return self._encode(table, averages, lambda: self.residuals.averages, {})
+        return self._encode(table, averages, lambda: self.residuals.beside(averages), {})
 
     def decode(
         self,

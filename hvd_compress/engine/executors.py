@@ -12,7 +12,6 @@ from itertools import chain
 import torch
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
-from hvd_compress.engine.residuals import Columns
 from hvd_compress.kernels.batch import SerialBatch, SplitBatch
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.cpu_arrays import FixedArrays
@@ -24,6 +23,9 @@ from hvd_compress.kernels.entries import Arrays, Entry
 from hvd_compress.kernels.interface import Batch, Kernels
 from hvd_compress.kernels.torch_device import TorchDevice
 from hvd_compress.ranks.errors import ExchangeError
+
+Columns = tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]]
+"""The residuals of a bucket's gradients, and the arrays for the next ones; None without feedback."""
 
 CUDA_KERNELS: dict[str, Callable[[], CudaKernels]] = {
     TorchDevice.type: lambda: CudaKernels(TorchDevice(torch))
@@ -40,6 +42,25 @@ def device_of(tensors: Iterable[torch.Tensor]) -> torch.device:
     return next((device for device in devices if device.type in CUDA_KERNELS), torch.device("cpu"))
 
 
+class HostWord:
+    """A copy of a word in host memory, which a device writes without the host waiting for it.
+
+    Args:
+        word: the word on the device, shape=().
+    """
+
+    def __init__(self, word: torch.Tensor) -> None:
+        self._copy = torch.full(
+            (), _PENDING, dtype=torch.int32, device="cpu", pin_memory=not word.is_cpu
+        )
+        self._copy.copy_(word.int(), non_blocking=True)
+
+    def read(self) -> int | None:
+        """The value of the word; None if it has not arrived."""
+        value = ctypes.c_int32.from_address(self._copy.data_ptr()).value
+        return None if value == _PENDING else value
+
+
 class Executors:
     """The CPU's kernels, and the CUDA kernels once there is a CUDA tensor.
 
@@ -54,7 +75,7 @@ class Executors:
     Attributes:
         threads: the number of threads of the CPU's kernels.
         cuda: the CUDA kernels; None before the first CUDA tensor.
-        later: the words in host memory that devices will write, and the errors that they stand for.
+        later: the words that devices will write, and the errors that they stand for.
     """
 
     name = "torch"
@@ -67,7 +88,7 @@ class Executors:
         self._streams: dict[torch.device, set[torch.Stream]] = {}
         self._sharing = threading.Lock()
         self._warned: set[Codec] = set()
-        self.later: deque[tuple[torch.Tensor, Exception]] = deque()
+        self.later: deque[tuple[HostWord, Exception]] = deque()
 
     def deferred(self, tensor: torch.Tensor) -> CudaKernels | None:
         """The kernels for a tensor if they run asynchronously and report errors later; otherwise None.
@@ -191,11 +212,7 @@ class Executors:
 
         The word, shape=(), is on a CUDA device.
         """
-        there = torch.full(
-            (), _PENDING, dtype=torch.int32, device="cpu", pin_memory=not word.is_cpu
-        )
-        there.copy_(word.int(), non_blocking=True)
-        self.later.append((there, error))
+        self.later.append((HostWord(word), error))
 
     def check(self) -> None:
         """Raises the errors of work on CUDA devices that the host can see without waiting.
@@ -204,7 +221,7 @@ class Executors:
             PayloadError: a payload was altered in transit.
             ExchangeError: a rank has sent nothing.
         """
-        while self.later and (word := _read(self.later[0][0])) != _PENDING:
+        while self.later and (word := self.later[0][0].read()) is not None:
             _, error = self.later.popleft()
             if word:
                 raise error
@@ -257,10 +274,6 @@ class Executors:
                 f"expected gradients on the CPU or on a CUDA device, got one on {tensor.device}"
             )
         return self._cpu
-
-
-def _read(word: torch.Tensor) -> int:
-    return ctypes.c_int32.from_address(word.data_ptr()).value
 
 
 def has_cuda_kernels(codec: Codec, shape: tuple[int, ...]) -> bool:

@@ -38,6 +38,6 @@ def change_of_some(changed: Sequence[bool]) -> ExchangeError:
     ranks = [rank for rank, one in enumerate(changed) if one]
     who = "some ranks" if len(changed) == 1 else f"rank {', '.join(map(str, ranks))}"
     return ExchangeError(
-        f"set_codec, reset, load_state_dict or load_resized: expected a call on every rank between the same two "
-        f"steps, got one on {who} only"
+        f"set_codec, reset, load_state_dict or load_resized: expected a call on every rank between the "
+        f"same two steps, got one on {who} only"
     )

@@ -10,9 +10,9 @@ from typing import TypeVar
 import torch
 
 from hvd_compress.codecs import LevelCodec, NoiseKey, PowerSGD
-from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.executors import Columns, Executors
 from hvd_compress.engine.owner_steps import OwnerStep
-from hvd_compress.engine.residuals import Columns, Factor, FixedColumns, Holder, LastExchange, Pair
+from hvd_compress.engine.residuals import Factor, FixedColumns, Holder, LastExchange, Pair
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges import integer_sum, low_rank
 from hvd_compress.exchanges.comm import Group
@@ -278,7 +278,14 @@ class BucketResiduals:
 
     def take_up(self) -> Columns:
         """The slots' residuals, and the arrays for the next ones; None where there is no feedback."""
-        return self._take_up("gradients", self._plan.slots)
+        columns = self._take_up("gradients", self._plan.slots)
+        self._compare(self._gradients, columns[0])
+        return columns
+
+    def beside(self, averages: Sequence[torch.Tensor]) -> Columns:
+        """Returns :attr:`averages`, the residuals to encode the averages of owned parts with."""
+        self._compare(averages, self.averages[0])
+        return self.averages
 
     def take_up_factors(self, ranks: Sequence[int]) -> list[Pair]:
         """The slots' right factors, and the arrays for the next ones.
@@ -307,6 +314,12 @@ class BucketResiduals:
         """Leaves residuals as they were; called instead of :meth:`settle` if nothing was sent."""
         for changes in dict.fromkeys(self.changes):
             changes.withdraw()
+
+    def _compare(
+        self, values: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor | None]
+    ) -> None:
+        names = [slot.name for slot in self._plan.slots]
+        self._plan.common.last.stale.compare(names, values, residuals)
 
     def _take_up_factor(self, position: int, rank: int) -> Pair:
         slot, changes = self._plan.slots[position], self.changes[position]

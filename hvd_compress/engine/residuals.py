@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import is_
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from hvd_compress.codecs.base import Shape, as_matrix
+from hvd_compress.engine.executors import HostWord
 from hvd_compress.exchanges.layout import OwnedPart
 from hvd_compress.kernels.cpu_arrays import FixedArrays
 from hvd_compress.ranks.errors import ExchangeError
@@ -19,11 +21,14 @@ from hvd_compress.ranks.errors import ExchangeError
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A residual, and the array for the next one."""
 
-Columns = tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]]
-"""The residuals of a bucket's gradients, and the arrays for the next ones; None without feedback."""
-
 FixedColumns = tuple[FixedArrays, FixedArrays]
-"""The same, with addresses that are known."""
+"""Columns of residuals (:data:`~hvd_compress.engine.executors.Columns`) with known addresses."""
+
+_FAR = 1e4
+"""The norm of a residual, in norms of its gradient, that codecs do not reach in ordinary training."""
+
+_SAMPLE = 512
+"""The approximate number of elements that are compared."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -323,14 +328,82 @@ class Changes:
         self.assign(holder, residual=None, residual_scale=scale, next_residual=None)
 
 
+class Stale:
+    """Warns once if a residual is far larger than its gradient, as after a return to an earlier model.
+
+    A sample of one gradient in each bucket is compared with one of its residual. The host does not wait for
+    a device: it reads the device's answer later, and compares nothing until then.
+    """
+
+    def __init__(self) -> None:
+        self._asked: tuple[str, HostWord] | None = None
+        self._warned = False
+
+    def compare(
+        self,
+        names: Sequence[str],
+        values: Sequence[torch.Tensor],
+        residuals: Sequence[torch.Tensor | None],
+    ) -> None:
+        """Compares a bucket's largest gradient, or average, with its residual.
+
+        Args:
+            names: the names of the parameters.
+            values: the gradients or averages, in any shape and dtype.
+            residuals: their residuals, shape=(n,), with the same loss scale; None without feedback.
+        """
+        if self._warned or not self._answered():
+            return
+        place = max(range(len(values)), key=lambda position: values[position].numel())
+        residual = residuals[place]
+        if residual is None:
+            return
+        stride = max(residual.numel() // _SAMPLE, 1)
+        usual, rest = (
+            torch.linalg.vector_norm(one.ravel()[::stride], dtype=torch.float32)
+            for one in (values[place], residual)
+        )
+        # Zeros say nothing about the residual.
+        if usual.is_cpu:
+            self._tell(names[place], 0 < _FAR * usual.item() < rest.item())
+        else:
+            self._asked = names[place], HostWord(torch.logical_and(rest > _FAR * usual, usual))
+
+    def _answered(self) -> bool:
+        """Whether no device is being waited for; tells its answer if that has arrived."""
+        if self._asked is None:
+            return True
+        name, word = self._asked
+        far = word.read()
+        if far is None:
+            return False
+        self._asked = None
+        self._tell(name, bool(far))
+        return not far
+
+    def _tell(self, name: str, far: bool) -> None:
+        if far:
+            self._warned = True
+            warnings.warn(
+                f"{name}: expected a residual of the size of gradients, got one of more than {_FAR:g} "
+                f"times the norm of its gradient: if the model has returned to an earlier state, call "
+                f"compressor.reset() on every rank when it does so, or error feedback adds gradients of "
+                f"the steps that it has forgotten; if not, ignore this warning",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
 class LastExchange:
     """The changes of the last exchange; :meth:`take_back` can undo them until the next exchange begins.
 
     Attributes:
         columns: the residuals that buckets have taken up in this exchange, by plan and role.
+        stale: compares residuals with gradients.
     """
 
     def __init__(self) -> None:
+        self.stale = Stale()
         self._changes: list[Changes] = []
         self._replaced = False
         self.columns: dict[tuple[object, str], FixedColumns] = {}

@@ -123,6 +123,7 @@ class HorovodTensorFlow(Frontend):
         "a_change_of_codec_on_some_ranks": "a graph holds its codec: there is no set_codec",
         "a_reset_on_some_ranks": "there is no reset",
         "a_return_to_an_earlier_model": "there is no reset",
+        "a_return_without_a_reset": "there is no reset",
         "a_change_of_codec_that_the_script_drops": "a graph holds its codec: there is no set_codec",
         "an_owner_step_that_the_script_drops": "an owner's work is one operation of C++, without a step",
     }

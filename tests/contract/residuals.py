@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -163,12 +164,6 @@ def an_owner_step_that_the_script_drops(frontend: Frontend, exchange: str) -> No
 
 def a_return_to_an_earlier_model(frontend: Frontend, exchange: str) -> None:
     """After ``reset()``, nothing of the forgotten steps comes back; the noise goes on."""
-
-    def explode(everybodys: list[dict[str, np.ndarray]]) -> None:
-        for one in everybodys:
-            for gradient in one.values():
-                gradient *= 1e7
-
     adagrad = {}
     if exchange == "two_shot" and "an_owner_step_that_the_script_drops" not in frontend.cannot:
         option, simulated = frontend.adagrad()
@@ -179,7 +174,7 @@ def a_return_to_an_earlier_model(frontend: Frontend, exchange: str) -> None:
         beside.job.compressor.reset()  # There is nothing yet.
         beside.simulation.reset()
         beside.steps(0)
-        beside.step(1, change=explode)
+        beside.step(1, change=_explode)
         beside.reset()
         assert beside.job.compressor.residual_norm() == 0
         with pytest.raises(frontend.errors, match=r"drop_step: expected residuals as .*reset\(\)"):
@@ -188,6 +183,24 @@ def a_return_to_an_earlier_model(frontend: Frontend, exchange: str) -> None:
         beside.reset()
         beside.go_on_with_another_job()
         beside.steps(4)
+
+
+def a_return_without_a_reset(frontend: Frontend, exchange: str) -> None:
+    """One warning names the call, in the first step whose gradients are far smaller than residuals."""
+    for view in frontend.views:
+        beside = Beside(frontend, exchange, **view)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step, told in enumerate((0, 0, 0, 0, 1, 1)):
+                beside.step(step, change=_explode if step == 3 else lambda _: None)
+                advice = [one for one in caught if "call compressor.reset() on" in str(one.message)]
+                assert len(advice) == told, (step, advice)
+
+
+def _explode(everybodys: list[dict[str, np.ndarray]]) -> None:
+    for one in everybodys:
+        for gradient in one.values():
+            gradient *= 1e7
 
 
 def loaded_residuals_that_the_script_would_drop(frontend: Frontend, exchange: str) -> None:

@@ -75,6 +75,7 @@ PROPERTIES = (
     Property(residuals.an_owner_step_that_the_script_drops, ("two_shot",), single=True),
     Property(residuals.loaded_residuals_that_the_script_would_drop, ("two_shot",), single=True),
     Property(residuals.a_return_to_an_earlier_model, single=True),
+    Property(residuals.a_return_without_a_reset, single=True),
     Property(residuals.a_checkpoint_goes_on_bit_for_bit, single=True),
     Property(results.uncompressed_at_first, single=True),
     Property(results.owner_steps_from_a_cold_start, ("two_shot",), flat=(TWO, THREE), single=True),
