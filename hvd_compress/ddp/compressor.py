@@ -181,10 +181,15 @@ class Compressor(ProcessGroupCompressor):
         self._watched.add(slot)
 
     def _begin_to_watch(self, slot: Slot, row: torch.Tensor) -> None:
-        """Called with the first gradient of a parameter that was frozen when this compressor was made."""
-        if bool(row.any()):
+        """Called with gradients of a parameter that is not watched, as it was frozen until now.
+
+        One that is still frozen has zeros, unless a gradient from before the freeze is left.
+        """
+        parameter = slot.parameter
+        if (parameter.requires_grad or parameter.grad is not None) and bool(row.any()):
             self._used.add(slot.index)
-        self._watch(slot)
+        if parameter.requires_grad:
+            self._watch(slot)
 
     def _uses(self, slot: Slot) -> bool:
         return slot.index in self._used

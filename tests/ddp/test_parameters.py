@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import hvd_compress.ddp as hvdc
 from hvd_compress.codecs import FP16, ErrorFeedback, NoCompression, OneBit
 from tests.ddp.probes import Probe, assert_equal_on_all_ranks, distributed, exchange
 from tests.ranks import on_ranks
-from tests.torch_models import targets, two_valued
+from tests.torch_models import assert_same_bits, targets, two_valued
 
 SHAPES = {"base": (40, 70), "head": (3000,), "small": (10,)}
 
@@ -48,6 +50,38 @@ def test_a_layer_that_is_trained_later() -> None:
                     assert got.keys() == set(names)
                     for name in got:
                         torch.testing.assert_close(got[name], (each[0][name] + each[1][name]) / 2)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_any_order_of_wrapping_freezing_and_making_the_compressor() -> None:
+    """The gradients are those of DDP alone, whatever the layer is when DDP and the compressor see it."""
+
+    def train(order: Sequence[str], trained: bool, *, compressed: bool) -> list[dict[str, Any]]:
+        model, ddp, compressor = Probe(SHAPES), None, None
+        model.base.requires_grad_(trained)
+        got = []
+        for number, event in enumerate((*order, "step", "step", "turn", "step", "turn", "step")):
+            if event == "turn":
+                trained = not trained
+                model.base.requires_grad_(trained)
+            elif event == "wrap":
+                ddp = DistributedDataParallel(model, find_unused_parameters=True)
+            elif event == "make" and compressed:
+                compressor = hvdc.Compressor(ddp or model, OneBit(), threshold=100)
+            if event == "step":
+                assert ddp is not None
+                names = ["base"] * trained + ["head", "small"]
+                got.append(exchange(ddp, two_valued(SHAPES, dist.get_rank(), number), names))
+            elif event != "turn" and ddp is not None and compressor is not None:
+                ddp.register_comm_hook(compressor, hvdc.hook)
+        return got
+
+    for order in itertools.permutations(("wrap", "make", "turn")):
+        for trained in (False, True):
+            expected = train(order, trained, compressed=False)
+            got = train(order, trained, compressed=True)
+            for one, other in zip(got, expected, strict=True):
+                assert_same_bits(one, other)
 
 
 @on_ranks(2, launcher="torchrun")

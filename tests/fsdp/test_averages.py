@@ -30,7 +30,14 @@ from tests.fsdp.probes import (
 )
 from tests.ranks import on_ranks
 from tests.stranger import installed
-from tests.torch_models import DEVICE, assert_same_bits, on_arrays, targets, unequal_threads
+from tests.torch_models import (
+    DEVICE,
+    assert_same_bits,
+    on_arrays,
+    targets,
+    two_valued,
+    unequal_threads,
+)
 
 
 def _every_codec(replicas: int) -> None:
@@ -339,3 +346,27 @@ def test_routes_are_those_of_parameters_that_are_trained() -> None:
     assert list(compressor.routes()) == ["second.c", "second.tiny"]
     net.first.a.requires_grad_(True)
     assert list(compressor.routes()) == ["first.a", "second.c", "second.tiny"]
+
+
+@on_ranks(2, launcher="torchrun")
+def test_any_order_of_sharding_freezing_and_making_the_compressor() -> None:
+    """One-bit codes carry these gradients without error: each result is the average."""
+    mesh = mesh_of(2)
+    for order in (("shard", "make", "turn"), ("shard", "turn", "make"), ("turn", "shard", "make")):
+        for trained in (False, True):
+            net = Net(SHAPES)
+            net.first.a.requires_grad_(trained)
+            for step, event in enumerate((*order, "step", "step", "turn", "step", "turn", "step")):
+                if event == "turn":
+                    trained = not trained
+                    net.first.a.requires_grad_(trained)
+                elif event == "shard":
+                    shard(net, mesh)
+                elif event == "make":
+                    hvdc.Compressor(net, OneBit(), mesh=mesh, threshold=100)
+                else:
+                    each = [two_valued(SHAPES, rank, step) for rank in range(2)]
+                    got = backward(net, each[dist.get_rank()])
+                    assert got.keys() == SHAPES.keys() - ([] if trained else ["first.a"])
+                    for name, one in got.items():
+                        torch.testing.assert_close(one, (each[0][name] + each[1][name]) / 2)

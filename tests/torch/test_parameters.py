@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import horovod.torch as hvd
 import pytest
@@ -12,7 +15,7 @@ import hvd_compress.torch as hvdc
 from hvd_compress import codecs
 from tests.ranks import on_ranks
 from tests.torch.probes import Probe, assert_identical_on_all_ranks, distributed, exchange
-from tests.torch_models import targets, two_valued
+from tests.torch_models import assert_same_bits, targets, two_valued
 
 SHAPES = {"base": (40, 70), "head": (3000,), "small": (10,)}
 
@@ -56,6 +59,43 @@ def test_a_layer_that_is_frozen_in_training_does_not_move() -> None:
         exchange(model, optimizer, targets(SHAPES, 0, 3, scale=0.0))
         assert not torch.equal(model.base, before)
         assert_identical_on_all_ranks(model)
+
+
+@on_ranks(2)
+def test_any_order_of_freezing_and_making_the_compressor_and_the_optimizer() -> None:
+    """The gradients are those of Horovod alone, whatever the layer is when each of them sees it."""
+
+    def train(order: Sequence[str], trained: bool, *, compressed: bool) -> list[dict[str, Any]]:
+        model, optimizer, compression = Probe(SHAPES), None, hvd.Compression.none
+        model.base.requires_grad_(trained)
+        got = []
+        for number, event in enumerate((*order, "step", "step", "turn", "step", "turn", "step")):
+            if event == "turn":
+                trained = not trained
+                model.base.requires_grad_(trained)
+            elif event == "wrap":
+                optimizer = distributed(model, compression)
+            elif event == "make" and compressed:
+                compression = hvdc.OneBit(model, threshold=100)
+            elif event == "step":
+                names = ["base"] * trained + ["head", "small"]
+                got.append(
+                    exchange(model, optimizer, two_valued(SHAPES, hvd.rank(), number), names)
+                )
+        del optimizer
+        gc.collect()
+        return got
+
+    orders = [("make", "wrap", "turn"), ("make", "turn", "wrap"), ("turn", "make", "wrap")]
+    for order in orders:
+        for trained in (False, True):
+            with warnings.catch_warnings():
+                # Horovod leaves out what was frozen when the optimizer was made.
+                warnings.filterwarnings("ignore", "expected this optimizer to exchange all")
+                expected = train(order, trained, compressed=False)
+                got = train(order, trained, compressed=True)
+            for one, other in zip(got, expected, strict=True):
+                assert_same_bits(one, other)
 
 
 @on_ranks(2)
