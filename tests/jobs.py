@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import os
 import signal
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,12 @@ ROOT = Path(__file__).parent.parent
 
 TIMEOUT = 300
 """The time limit of a test, or of a command, in seconds."""
+
+IDLE = 60
+"""The time in seconds after which ranks that all wait for each other are taken to hang."""
+
+_LEAST = 0.5
+"""The processor time in seconds that ranks use together in less than :data:`IDLE` if they do not hang."""
 
 PASSED = "passed"
 
@@ -134,6 +141,15 @@ class Leave(SystemExit):
     """Raised in a test's body, ends a rank whose part has passed, while the others go on."""
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """Makes the system end this new process when its parent ends, even if the parent is killed."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 class _ForkServer:
     """A server of :mod:`tests.fork_server` that lives until this process ends.
 
@@ -153,6 +169,7 @@ class _ForkServer:
             env={**os.environ, **_ENVIRONMENT, **dict(environment)},
             stdin=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         while not Path(self._socket).exists():
             if self._process.poll() is not None:
@@ -182,6 +199,7 @@ class _Running:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         atexit.register(self.stop)
 
@@ -244,12 +262,18 @@ class Job:
         self._running = _Running(launcher, dict(kind.environment))
 
     def outcomes(self, name: str) -> list[str]:
-        """Waits for a test, or the job's end; returns :data:`PASSED` or a traceback for each rank."""
+        """Waits for a test, or the job's end; returns :data:`PASSED` or a traceback for each rank.
+
+        A rank that does not end the test returns where its threads stand.
+        """
         until = time.monotonic() + TIMEOUT
+        idle = _Idle()
         # Asked before the outcomes are read: a job that has ended writes no more of them.
         while (alive := self._running.alive) and time.monotonic() < until:
             if None not in self._read(name):
                 break
+            if idle.long(self._processes()):
+                until = time.monotonic()
             time.sleep(0.02)
         outcomes = self._read(name)
         if any(text != PASSED for text in outcomes) or name == self.names[-1]:
@@ -257,15 +281,70 @@ class Job:
             self._running.ended(max(1.0, until - time.monotonic()) if alive else 0)
             outcomes = self._read(name)
             late = "\ntimed out" if self._running.alive else ""
+            stands = self._stand() if None in outcomes and late else {}
             printed = self._running.printed()[-_PRINTED:]
             self._running.stop()
             self.over = True
-            return [text or f"did not end\n{printed}{late}" for text in outcomes]
+            return [
+                text or f"did not end\n{stands.get(rank, '')}{printed}{late}"
+                for rank, text in enumerate(outcomes)
+            ]
         return [text or "" for text in outcomes]
+
+    def _processes(self) -> dict[int, int]:
+        """The process of each rank that has started, by rank."""
+        files = {rank: process(self._folder.name, rank) for rank in range(self._ranks)}
+        return {rank: int(file.read_text()) for rank, file in files.items() if file.exists()}
+
+    def _stand(self) -> dict[int, str]:
+        """Where the threads of each rank stand, as far as the rank can still say that."""
+        for number in self._processes().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGUSR1)
+        time.sleep(1)
+        files = {rank: standing(self._folder.name, rank) for rank in self._processes()}
+        return {rank: file.read_text() for rank, file in files.items()}
 
     def _read(self, name: str) -> list[str | None]:
         paths = [outcome(self._folder.name, name, rank) for rank in range(self._ranks)]
         return [path.read_text() if path.exists() else None for path in paths]
+
+
+class _Idle:
+    """Finds out whether processes wait for each other: together, they compute next to nothing."""
+
+    def __init__(self) -> None:
+        self._since, self._used, self._asked = time.monotonic(), 0.0, 0.0
+
+    def long(self, processes: Mapping[int, int]) -> bool:
+        """Whether the processes have been idle for :data:`IDLE` seconds; looks every second."""
+        now = time.monotonic()
+        if now < self._asked + 1:
+            return False
+        self._asked = now
+        used = sum(map(_processor_time, processes.values()))
+        if not processes or used > self._used + _LEAST:
+            self._since, self._used = now, used
+        return now > self._since + IDLE
+
+
+def _processor_time(number: int) -> float:
+    """The processor time of a process in seconds; 0 once it has ended."""
+    try:
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def process(folder: str, rank: int) -> Path:
+    """The path of the file to which a rank writes the number of its process."""
+    return Path(folder) / f"process.{rank}"
+
+
+def standing(folder: str, rank: int) -> Path:
+    """The path of the file to which a rank writes where it stands."""
+    return Path(folder) / f"standing.{rank}"
 
 
 def outcome(folder: str, name: str, rank: int) -> Path:

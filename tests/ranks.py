@@ -8,8 +8,10 @@ leaves its ranks unusable, or concerns a job's beginning or end, needs its own j
 from __future__ import annotations
 
 import datetime
+import faulthandler
 import importlib
 import os
+import signal
 import sys
 import time
 import traceback
@@ -128,6 +130,10 @@ def _main(launcher: str, folder: str, *names: str) -> None:
     if for_torch and device.TYPE != "cpu":
         _use_device()
     rank, ranks, barrier = start(launcher)
+    # SIGUSR1 makes a rank write where its threads stand; a job that hangs asks for that.
+    standing = open(jobs.standing(folder, rank), "w", encoding="utf-8")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, file=standing, all_threads=True)
+    _write(jobs.process(folder, rank), str(os.getpid()))
     if for_torch:
         import torch
 
