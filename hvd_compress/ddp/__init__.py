@@ -14,6 +14,7 @@ from hvd_compress.ddp.compressor import Compressor, hook
 from hvd_compress.ddp.gathered import GatheredState
 from hvd_compress.ddp.register import register
 from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
+from hvd_compress.process_group.stateful import RankStates
 from hvd_compress.ranks.errors import ExchangeError
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "GatheredState",
     "OwnerStep",
     "PayloadError",
+    "RankStates",
     "hook",
     "register",
 ]

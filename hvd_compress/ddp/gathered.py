@@ -15,7 +15,7 @@ from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.process_group.device_collectives import collectives_of
-from hvd_compress.process_group.values import gather_states
+from hvd_compress.process_group.values import gather_states, problem_told, tell
 from hvd_compress.ranks.errors import explained
 
 _NOTE = (
@@ -66,13 +66,21 @@ class GatheredState:
 
         Args:
             state: the value of :meth:`state_dict` on the first rank, the same on every rank. If it is from
-                a run of one process, it holds no residuals: these start at zero, and a log line says so.
+                a run of one process, it holds no residuals: these start at zero (``reset()``), and a log
+                line says so.
 
         Raises:
-            ValueError: the same as from the compressor's ``load_state_dict`` and ``load_resized``; or the
-                state is that of a rank other than the first.
+            TypeError, ValueError: the same as from the compressor's ``load_state_dict`` and
+                ``load_resized``; or the state is that of a rank other than the first.
+            ExchangeError: another rank has raised an error.
         """
-        expect_state("GatheredState.load_state_dict", state)
+        with problem_told(None):
+            self._load(state)
+        if dist.is_initialized():
+            tell(collectives_of(None), None)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        expect_state("GatheredState.load_state_dict", state, ["ranks"] if state else [])
         states = state.get("ranks")
         if states is None:
             raise ValueError(
@@ -82,6 +90,7 @@ class GatheredState:
             _log.warning(
                 "the checkpoint has no residuals, or this run no ranks: training starts without residuals"
             )
+            self._compressor.reset()
         elif len(states) == dist.get_world_size():
             self._compressor.load_state_dict(states[dist.get_rank()])
         else:

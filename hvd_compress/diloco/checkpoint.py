@@ -15,6 +15,7 @@ from hvd_compress.diloco.diloco import DiLoCo
 from hvd_compress.distributed.keys import local
 from hvd_compress.distributed.rebinding import owed_everywhere, owned_of
 from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.process_group.stateful import under_own_names
 from hvd_compress.process_group.values import problem_told, state_bytes, state_from, tell
 
 _SHARED = "hvd_compress.diloco"
@@ -104,7 +105,7 @@ class ShardedState:
         worker, workers = self._place()
         group = self._diloco.compressor.process_group
         with problem_told(group):
-            with self._shards.problem_told():
+            with self._shards.problem_told(), under_own_names():
                 state = self._diloco.state_dict()
                 common, compressor = state["common"], state["compressor"]
                 fields, rest = self._outer(state["outer_optimizer"]["state"], common)

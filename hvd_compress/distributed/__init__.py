@@ -14,6 +14,7 @@ from hvd_compress.distributed.all_reduce import all_reduce
 from hvd_compress.distributed.auto import Auto
 from hvd_compress.distributed.compressor import Compressor, Work
 from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
+from hvd_compress.process_group.stateful import RankStates
 from hvd_compress.ranks.errors import ExchangeError
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "ExchangeError",
     "OwnerStep",
     "PayloadError",
+    "RankStates",
     "Work",
     "all_reduce",
 ]

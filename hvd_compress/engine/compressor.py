@@ -274,7 +274,11 @@ class CompressorBase:
         return snapshot(self._slots, self._rank, self._size, self._seed)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state that :meth:`state_dict` returned on the same rank.
+        """Restores the state that :meth:`state_dict` returned on the same rank; every rank has to load.
+
+        Residuals are in the units of gradients, and belong to no codec or exchange: another one than before
+        sends them as well. If ranks own other parts now, the residual of the part in the state is added to
+        the next gradient.
 
         Raises:
             ValueError: the state is that of another rank, number of ranks, seed or model, or has an owner

@@ -20,11 +20,24 @@ OWNED_FIELDS = ("begin", "end", "weight", "transposed", "residual", "residual_sc
 _MOST = 2**63 - 1
 
 
-def expect_state(who: str, state: Any) -> None:
-    """Raises ``TypeError`` if a state is not a dictionary, as ``state_dict()`` returns it."""
+def expect_state(
+    who: str, state: Any, fields: Sequence[str] = ("version", "rank", "tensors")
+) -> None:
+    """Raises an error unless a state has all fields, as what ``state_dict()`` returned.
+
+    Raises:
+        TypeError: it is not a dictionary.
+        ValueError: fields are missing, as in a model's state.
+    """
     if not isinstance(state, dict):
         got = "None" if state is None else f"an object of type {type(state).__name__}"
         raise TypeError(f"{who}: expected what state_dict() returned, got {got}")
+    if not state.keys() >= set(fields):
+        found = ", ".join(map(repr, list(state)[:3])) or "nothing"
+        raise ValueError(
+            f"{who}: expected what the compressor's state_dict() returned, with {', '.join(fields)}, got a "
+            f"dictionary of {found}: not a compressor's state"
+        )
 
 
 def check(who: str, slots: Iterable[Slot], state: Any, place: Mapping[str, int]) -> None:

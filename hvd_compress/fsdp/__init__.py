@@ -15,7 +15,7 @@ from hvd_compress.fsdp.all_gather import CompressedAllGather
 from hvd_compress.fsdp.auto import Auto
 from hvd_compress.fsdp.compressor import Compressor
 from hvd_compress.fsdp.reduce_scatter import CompressedReduceScatter
-from hvd_compress.fsdp.stateful import RankStates
+from hvd_compress.process_group.stateful import RankStates
 from hvd_compress.ranks.errors import ExchangeError
 
 __all__ = [

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.codecs import Codec, PayloadError
+from hvd_compress.codecs.checks import check_number
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.engine.use import TorchUse
 from hvd_compress.fsdp.collective import CompressedCollective
@@ -101,15 +102,16 @@ class CompressedReduceScatter(CompressedCollective):
         """Continues where :meth:`state_dict` was called; every rank has to load.
 
         Raises:
-            TypeError: the argument is not a value of ``state_dict()``.
-            ValueError: the state is of another version, or has another seed.
+            TypeError: the argument is not a value of ``state_dict()``, or a field is of another type.
+            ValueError: the state is of another version, or has another seed, or no position in the noise.
         """
-        expect_state("load_state_dict", state)
+        expect_state("load_state_dict", state, ("version", "seed", "exchanges"))
         for field, want in (("version", _VERSION), ("seed", self._seed)):
             if state.get(field) != want:
                 raise ValueError(
                     f"load_state_dict: expected {field} {want}, got {state.get(field)}"
                 )
+        check_number("load_state_dict", "exchanges", state["exchanges"], 0, 2**63 - 1, integer=True)
         self._collectives.exchanges = state["exchanges"]
 
     def _check(self, codec: Codec) -> None:

@@ -112,6 +112,14 @@ class CompressGradients(lightning.Callback):
         if self.compressor is not None:
             self.compressor.drop_step()
 
+    def reset(self) -> None:
+        """Discards residuals for a model that returns to an earlier state, as the compressor's method does.
+
+        Call it on every rank. It does nothing on one device.
+        """
+        if self.compressor is not None:
+            self.compressor.reset()
+
     def state_dict(self) -> dict[str, Any]:
         """The states of all ranks, as :class:`~hvd_compress.ddp.GatheredState` has them.
 

@@ -33,6 +33,7 @@ from hvd_compress.process_group.collectives import Collectives, is_unregistered
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.environment import Place, find_place, ranks_of_job
 from hvd_compress.process_group.launcher import Launcher, Part
+from hvd_compress.process_group.stateful import expect_own_names
 from hvd_compress.process_group.step import Bucket, Step
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -141,6 +142,17 @@ class ProcessGroupCompressor(CompressorBase):
         former = self._known()
         super().set_codec(codec, layers)
         self._former = former
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals, noise positions and owned parts; every rank saves its own state.
+
+        For the rest, see :meth:`.CompressorBase.state_dict`.
+
+        Raises:
+            TypeError: torch.distributed.checkpoint asks for it, and not for that of a ``RankStates``.
+        """
+        expect_own_names("state_dict")
+        return super().state_dict()
 
     def reset(self) -> None:
         """Discards what was not sent, for a model that returns to an earlier state; every rank calls it.

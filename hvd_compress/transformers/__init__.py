@@ -93,6 +93,14 @@ class CompressGradients(TrainerCallback):
         if self.compressor is not None:
             self.compressor.drop_step()
 
+    def reset(self) -> None:
+        """Discards residuals for a model that returns to an earlier state, as the compressor's method does.
+
+        Call it on every rank.
+        """
+        if self.compressor is not None:
+            self.compressor.reset()
+
     def _resume(self, args: Any, step: int) -> None:
         folders = [self._checkpoint(step)]
         if isinstance(args.resume_from_checkpoint, str):
@@ -101,10 +109,12 @@ class CompressGradients(TrainerCallback):
         saved = torch.load(found, map_location="cpu", weights_only=True) if found else {}
         # A folder of that name may be another run's: its residuals belong to other parameters.
         fits = math.isclose(saved.get("parameters", math.nan), self._parameter_sum(), rel_tol=1e-6)
+        assert self.compressor is not None
         if all(tell(collectives_of(None), fits)):
-            assert self.compressor is not None
             hvdc.GatheredState(self.compressor).load_state_dict(saved["gathered"])
-        elif self._trainer.is_world_process_zero():
+            return
+        self.compressor.reset()  # After another train(), it has those of later steps.
+        if self._trainer.is_world_process_zero():
             looked = ", ".join(map(str, folders))
             _log.warning("no residuals of step %d in %s: starting without residuals", step, looked)
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import copy
+import shutil
+import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 import hvd_compress.ddp as hvdc
+import hvd_compress.distributed as of_all_reduce
 from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, Int8, NoCompression, OneBit
+from hvd_compress.process_group.values import state_bytes
 from tests.ddp.probes import Probe, distributed, exchange, gradients_of
 from tests.ranks import on_ranks
 from tests.torch_models import Simulation, assert_same_bits, targets
@@ -98,6 +105,118 @@ def test_a_part_of_another_layout_loses_no_mass() -> None:
             due += everybodys / 2
             arrived += got["b"] if users else 0.0
             torch.testing.assert_close(arrived + _owed(compressor, "b"), due, rtol=0, atol=1e-5)
+
+
+def _jobs() -> list[tuple[Any, Callable[[], Any], Callable[[Any, int], object]]]:
+    """For DDP and all_reduce: the package, what makes a compressor, and what makes a step with it."""
+    ddps: dict[Any, Any] = {}
+
+    def register() -> hvdc.Compressor:
+        ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback())
+        ddps[compressor] = ddp
+        return compressor
+
+    def reduce(compressor: of_all_reduce.Compressor, step: int) -> None:
+        tensors = targets(SHAPES, dist.get_rank(), step)
+        of_all_reduce.all_reduce(list(tensors.values()), compressor, key=list(tensors))
+
+    def backward(compressor: hvdc.Compressor, step: int) -> None:
+        exchange(ddps[compressor], targets(SHAPES, dist.get_rank(), step))
+
+    return [
+        (hvdc, register, backward),
+        (of_all_reduce, lambda: of_all_reduce.Compressor(OneBit(), threshold=0), reduce),
+    ]
+
+
+def _residuals(compressor: Any) -> dict[str, torch.Tensor]:
+    tensors = compressor.state_dict()["tensors"]
+    return {name: one["residual"].clone() for name, one in tensors.items()}
+
+
+@on_ranks(2, launcher="torchrun")
+def test_torch_distributed_checkpoint() -> None:
+    """Each rank gets its own residuals back; a plain compressor would save those of one rank."""
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    for number, (package, make, step) in enumerate(_jobs()):
+        compressor, path = make(), f"{folder[0]}/{number}"
+        step(compressor, 0)
+
+        class Script:
+            """A script that saves the state of its compressor with its own."""
+
+            def state_dict(self, compressor: Any = compressor) -> dict[str, Any]:
+                return {"compressor": compressor.state_dict()}
+
+            def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+        wrong = [
+            compressor,
+            Script(),
+            *([package.GatheredState(compressor)] if number == 0 else []),
+        ]
+        for one in wrong:
+            for act in (dcp.save, dcp.load):
+                with pytest.raises(
+                    TypeError, match=r"expected RankStates\(compressor\) in a checkp"
+                ):
+                    act({"compressor": one}, checkpoint_id=path)
+        dcp.save({"compressor": package.RankStates(compressor)}, checkpoint_id=path)
+        other = make()
+        dcp.load({"compressor": package.RankStates(other)}, checkpoint_id=path)
+        assert_same_bits(_residuals(other), _residuals(compressor))
+        step(other, 1)
+    with pytest.raises(TypeError, match="RankStates: expected a compressor, got Probe"):
+        hvdc.RankStates(Probe(SHAPES))
+    dist.barrier()
+    shutil.rmtree(folder[0], ignore_errors=True)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_file_of_another_rank() -> None:
+    """Every rank raises an error: at once from what all ranks load together, else in the next step."""
+    rank = dist.get_rank()
+    for package, make, step in _jobs():
+        compressor = make()
+        step(compressor, 0)
+        state = copy.deepcopy(compressor.state_dict())
+        states: list[dict[str, Any]] = [{}, {}]
+        dist.all_gather_object(states, state)
+        saved = package.RankStates(compressor).state_dict()
+        kind: type[Exception] = package.ExchangeError
+        message = "rank 1: ValueError: load_state_dict: expected rank 1, got 0"
+        if rank == 1:
+            saved, kind, message = {"rank 1": state_bytes(states[0])}, ValueError, "expected rank 1"
+        with pytest.raises(kind, match=message):
+            package.RankStates(compressor).load_state_dict(saved)
+        compressor.load_state_dict(state)
+        step(compressor, 1)
+        if rank == 1:
+            with pytest.raises(ValueError, match="rank 1, got 0; each rank saves and loads a file"):
+                compressor.load_state_dict(states[0])
+        else:
+            compressor.load_state_dict(states[0])
+        told = (
+            "load_state_dict.* on (rank 0|some ranks) only|step 1.* on rank 0.*step 2.* on rank 1"
+        )
+        with pytest.raises(hvdc.ExchangeError, match=told):
+            step(compressor, 2)
+        dist.barrier()
+
+
+@on_ranks(2, launcher="torchrun")
+def test_the_state_of_a_model() -> None:
+    for package, make, step in _jobs():
+        compressor, states = make(), Probe(SHAPES).state_dict()
+        step(compressor, 0)
+        calls = [compressor.load_state_dict, lambda one, c=compressor: c.load_resized([one] * 2)]
+        if package is hvdc:
+            calls.append(hvdc.GatheredState(compressor).load_state_dict)
+        for call in calls:
+            with pytest.raises(ValueError, match="of 'a', 'b', 'small': not a compressor's state"):
+                call(states)
+        step(compressor, 1)
 
 
 def _owed(compressor: hvdc.Compressor, name: str) -> torch.Tensor:

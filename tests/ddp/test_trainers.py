@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -375,3 +376,45 @@ def test_a_state_that_one_rank_alone_gathers() -> None:
         gathered.state_dict()
     (note,) = caught.value.__notes__
     assert "call it on every rank, and leave the first rank's `if` around torch.save" in note
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_file_of_residuals_that_one_rank_alone_sees() -> None:
+    """All ranks begin without residuals, those of another train() before it included."""
+    from transformers import Trainer, TrainingArguments
+
+    from hvd_compress.transformers import CompressGradients
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(64, 100)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": nn.functional.cross_entropy(self.layer(x), labels)}
+
+    rank, folders = dist.get_rank(), [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folders)
+    data = [{"x": torch.randn(64), "labels": rank} for _ in range(32)]
+    own = f"{folders[0]}/{rank}"  # As on hosts without a file system in common.
+    arguments = TrainingArguments(
+        own, use_cpu=True, max_steps=2, save_steps=1, report_to=[], disable_tqdm=True,
+        per_device_train_batch_size=2, save_on_each_node=True,
+    )  # fmt: skip
+    trainer = Trainer(Network(), arguments, train_dataset=data)
+    compress = CompressGradients(trainer, OneBit(), threshold=0)
+    trainer.add_callback(compress)
+    trainer.train()
+    assert compress.compressor is not None and compress.compressor.residual_norm() > 0
+    norms: list[float] = []
+    compress.on_step_begin = lambda *_, **__: norms.append(compress.compressor.residual_norm())
+    dist.barrier()
+    if rank == 1:
+        others = f"{folders[0]}/0/checkpoint-1"
+        without = shutil.ignore_patterns("compressor.pt")
+        shutil.copytree(others, f"{own}/checkpoint-1", ignore=without, dirs_exist_ok=True)
+    trainer.train(resume_from_checkpoint=f"{own}/checkpoint-1")
+    assert norms == [0.0]
+    dist.barrier()
+    shutil.rmtree(folders[0], ignore_errors=True)

@@ -67,6 +67,8 @@ def test_a_checkpoint_goes_on_bit_for_bit() -> None:
         other.load_state_dict(states[dist.get_rank() ^ 1])
     with pytest.raises(ValueError, match=r"expected rank ."):
         other.load_state_dict(states[dist.get_rank() ^ 2])
+    with pytest.raises(ValueError, match=r"of 'first\.a', .*: not a compressor's state"):
+        other.load_state_dict(net.state_dict())
 
 
 @on_ranks(4, launcher="torchrun")
@@ -220,6 +222,14 @@ def test_an_encoded_reduce_scatter_goes_on_with_its_noise() -> None:
         other.load_state_dict(scatters[0].state_dict())
     with pytest.raises(TypeError, match=r"expected what state_dict.* got None"):
         other.load_state_dict(None)  # type: ignore[arg-type]
+    state = other.state_dict()
+    for altered in ({"exchanges": -1}, {"exchanges": "1"}, {"exchanges": 1.0}, {"exchanges": True}):
+        with pytest.raises((TypeError, ValueError), match=r"exchanges: expected an integer"):
+            other.load_state_dict({**state, **altered})
+    del state["exchanges"]
+    for wrong in (state, net.state_dict()):
+        with pytest.raises(ValueError, match="not a compressor's state"):
+            other.load_state_dict(wrong)
     if rank == 1:
         other.load_state_dict({**scatters[0].state_dict(), "seed": 6})
     with pytest.raises(hvdc.ExchangeError, match=r"number: 1 on rank 0, . on rank 1"):

@@ -132,7 +132,8 @@ def test_foreign_state_is_refused_and_changes_nothing() -> None:
         "expected rank 0, got 1": {**state, "rank": 1},
         "expected size 1, got 3": {**state, "size": 3},
         "expected seed 0, got 5": {**state, "seed": 5},
-        "expected version 1, got None": {},
+        "got a dictionary of nothing: not a compressor's state": {},
+        "got a dictionary of 'a', 'b', .*: not a compressor's state": model.state_dict(),
         "expected this model's parameters": other,
         "b: expected a residual of 3000 elements, got 7": shorter,
     }
