@@ -65,6 +65,8 @@ MARKERS = {
     "diloco/test_sharded_states.py": ("exhaustive",),
     "diloco/test_shards.py": ("exhaustive",),
     "docs/test_cluster_page.py": ("exhaustive",),
+    "docs/test_docstrings.py": ("exhaustive",),
+    "docs/test_pages.py": ("exhaustive",),
     "docs/test_quickstart.py": ("exhaustive",),
     "faults": ("exhaustive", "solo"),
     "fsdp/test_beside_stock.py": ("exhaustive",),
@@ -90,6 +92,14 @@ MARKERS = {
 """The markers of tests, by the path of a folder or file within tests. Tests on ranks are never quick;
 the contract on more than two ranks is exhaustive. Tests that are solo are exhaustive."""
 
+USUAL = {
+    "fsdp/test_beside_stock.py": (
+        "test_a_divisor_of_the_users_own",
+        "test_replicas_that_use_different_parameters",
+    ),
+}
+"""The tests of exhaustive files that are not exhaustive, as nothing else tries what they try."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -98,7 +108,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     on_ranks = hasattr(getattr(item, "function", None), "job_name")
     for path in (place, *place.parents):
         for marker in MARKERS.get(path.as_posix(), ()):
-            if not (on_ranks and marker == "quick"):
+            usual = marker == "exhaustive" and item.name in USUAL.get(place.as_posix(), ())
+            if not (usual or (on_ranks and marker == "quick")):
                 item.add_marker(marker)
     if place.parts[0] == "contract" and item.function.ranks > 2:  # type: ignore[attr-defined]
         item.add_marker("exhaustive")

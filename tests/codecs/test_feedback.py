@@ -45,6 +45,15 @@ def test_unbiased_codecs_are_held_to_lemma_2(codec: Codec, beta: float) -> None:
         assert f"{limit:.4g}" in str(raised.value)
 
 
+def test_a_growth_of_exactly_1_is_refused() -> None:
+    """The residual would not shrink; the next smaller compensation is accepted."""
+    codec = ECQ(16, "l2", 2304)
+    assert codec.variance_factor(D) == 3
+    with pytest.raises(ValueError, match=r"expected alpha < 0\.5 .*, got alpha = 0\.5"):
+        ErrorFeedback(0.5, 1.0).check(codec, (D,))
+    ErrorFeedback(0.5 - 1e-9, 1.0).check(codec, (D,))
+
+
 @pytest.mark.parametrize("codec", CONTRACTIVE, ids=str)
 def test_contractive_codecs_take_alpha_up_to_beta(codec: Codec) -> None:
     for alpha, beta in ((1.0, 1.0), (0.9, 0.9), (0.1, 0.5)):

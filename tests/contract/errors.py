@@ -60,6 +60,8 @@ def ranks_that_disagree(frontend: Frontend, exchange: str) -> None:
             r"{b}: .*{codec}.* on rank 0.*NoCompression.*{last}",
         ),
         (exchange, usual, {"seed": 1}, r"seed: 0 on rank 0.*, 1 {last}"),
+        # As by model.half() on one rank.
+        (exchange, usual, {"dtype": "float16"}, r"{a}: .*float32.* on rank 0.*float16.* {last}"),
         (another, usual, {}, r"{a}: .*through {exchange}.* on rank 0.*through {another}.*{last}"),
     ]
     if exchange == "low_rank":  # No other codec has it, nor has this codec another exchange.

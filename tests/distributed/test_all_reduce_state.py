@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import time
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
+from hvd_compress.distributed.rebinding import Place, _together
 from hvd_compress.process_group.launcher import Launcher
 from tests.contract.cases import FLAT, SHAPES, USUAL
 from tests.distributed.all_reduce import make, reduce, residuals
@@ -64,14 +66,20 @@ def test_residuals_are_settled_when_a_call_is_over() -> None:
 def test_another_number_of_ranks() -> None:
     """By the rule of all frontends: what was not sent keeps its part in the average."""
     rank, shape = dist.get_rank(), {"a": (3000,)}
-    for exchange in ("allgather", "two_shot"):
+    for exchange, scale in (("allgather", 1), ("two_shot", 1), ("allgather", 8), ("two_shot", 8)):
         compressor = make(exchange)
         for step in range(2):
             reduce(compressor, targets(shape, rank, step))
         states: list[Any] = [None, None]
         dist.all_gather_object(states, compressor.state_dict())
         alone = make(exchange, process_group=_alone())
-        alone.load_resized(states)
+        # Numbers with a loss scale are the same gradients.
+        scaled = copy.deepcopy(states)
+        for one in (scaled[1]["tensors"]["a"], scaled[1]["tensors"]["a"]["owned"] or {}):
+            if one.get("residual") is not None:
+                one["residual"] *= scale
+                one["residual_scale"] = float(scale)
+        alone.load_resized(scaled)
         unsent = sum(state["tensors"]["a"]["residual"] for state in states) / 2
         for state in states:
             if (owned := state["tensors"]["a"]["owned"]) is not None:
@@ -175,3 +183,21 @@ def test_the_last_call_can_be_dropped() -> None:
         compressor.drop_step()
     with pytest.raises(hvdc.ExchangeError, match="calls of drop_step: 1 on rank 0, 2 on rank 1"):
         hvdc.all_reduce(torch.zeros(SHAPES["c"]), compressor, key="c")
+
+
+def test_positions_go_on_from_the_largest() -> None:
+    """In whatever order ranks are: noise that was used must not come again."""
+    kind = {"dtype": "float32", "shape": [3]}
+
+    def place(member: str, **positions: tuple[int, int]) -> Place:
+        known = {key: (kind, *one) for key, one in positions.items()}
+        return Place(member, 3 if positions else None, 0, known, ())
+
+    told = [
+        place("1", a=(3, 7)),
+        place("2", a=(5, 6), b=(1, 1)),
+        place("3", a=(4, 8)),
+        place("new"),
+    ]
+    for order in itertools.permutations(told):
+        assert _together(order) == {"a": (kind, 5, 8), "b": (kind, 1, 1)}
