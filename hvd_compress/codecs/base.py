@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import inspect
 import json
@@ -30,6 +31,15 @@ TINY = np.float32(2.0**-120)
 
 CODINGS = {"plain": 0, "entropy": 1}
 """The values of ``hvdc_coding`` by name: whether all codes take the same number of bits."""
+
+MEANT = {
+    "bits": "Int8() has 8 bits an element, ECQ(levels=7) 4, ECQ(levels=1) 2, Ternary() 1.6, OneBit() 1",
+    **dict.fromkeys(
+        ("ratio", "density", "sparsity", "k"),
+        "TopK(keep=41, chunk=4096) keeps 41 of each 4096 elements, one in a hundred",
+    ),
+}
+"""The settings that are meant, by the keywords that other packages have for them."""
 
 Shape = tuple[int, ...]
 Group = int | Literal["tensor"]
@@ -106,18 +116,23 @@ class Codec:
         models = (
             one for one in args if hasattr(one, "named_parameters") or hasattr(one, "__next__")
         )
-        got = next((f"a model ({type(one).__name__})" for one in models), "")
+        got, instead = next((f"a model ({type(one).__name__})" for one in models), ""), ""
         if options:
             known = inspect.signature(cls.__init__).parameters
-            got = got or next(
-                (f"the keyword {name!r}" for name in options if name not in known), ""
-            )
+            unknown = next((name for name in options if name not in known), "")
+            if unknown and not got:
+                got = f"the keyword {unknown!r}"
+                near = difflib.get_close_matches(unknown, known, n=1)
+                instead = MEANT.get(unknown, f"did you mean {near[0]!r}?" if near else "")
         if got:
             fields = ", ".join(field.name for field in dataclasses.fields(cls)) or "none"
             name = cls.__name__
+            instead = instead or (
+                f"this is a codec; models and options belong to a compressor, as in "
+                f"Compressor(model, {name}(), warmup_steps=10)"
+            )
             raise TypeError(
-                f"{name}: expected settings of the codec ({fields}), got {got}: this is a codec; models "
-                f"and options belong to a compressor, as in Compressor(model, {name}(), warmup_steps=10)"
+                f"{name}: expected settings of the codec ({fields}), got {got}: {instead}"
             )
         return super().__new__(cls)
 

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from hvd_compress.codecs.base import Codec
+from hvd_compress.codecs.base import MEANT, Codec
 
 _AS_WRITTEN = {"named_parameters": "model", "codec": "Int8()"}
-"""The shorter words that examples use for some parameters."""
+"""The shorter words that examples use for some parameters. One of them may be a parameter itself."""
 
 C = TypeVar("C", bound=type)
 
@@ -31,9 +31,12 @@ def check_call(
     keywords = f"Its keywords: {', '.join(known)}"
     for keyword in options:
         if keyword not in known:
-            near = difflib.get_close_matches(keyword, known, n=1)
+            near = difflib.get_close_matches(_AS_WRITTEN.get(keyword, keyword), known, n=1)
             expected = f"expected {near[0]!r}, got" if near else "got"
-            raise TypeError(f"{name}: {expected} an unexpected keyword {keyword!r}. {keywords}")
+            meant = f": {MEANT[keyword]}" if keyword in MEANT else ""
+            raise TypeError(
+                f"{name}: {expected} an unexpected keyword {keyword!r}{meant}. {keywords}"
+            )
     positional = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
     call = written(name, signature)
     if len(args) > len(positional):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,12 @@ def check_group(owner: str, field: str, value: Any, words: tuple[str, ...] = ("t
 
 
 def check_choice(owner: str, field: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raises ``ValueError`` unless ``value`` is one of ``choices``."""
+    """Raises ``ValueError``, with the nearest choice in the message, unless ``value`` is in ``choices``."""
     if value not in choices:
         expected = ", ".join(map(repr, choices))
-        raise ValueError(f"{owner}.{field}: expected one of {expected}, got {value!r}")
+        near = get_close_matches(value.lower(), choices, n=1) if isinstance(value, str) else []
+        meant = f": did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{owner}.{field}: expected one of {expected}, got {value!r}{meant}")
 
 
 def check_flag(owner: str, field: str, value: Any) -> None:

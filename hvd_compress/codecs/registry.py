@@ -39,6 +39,9 @@ CODECS: dict[str, type[Codec]] = {
 FACTORS: dict[str, type[Codec]] = {"powersgd": PowerSGD}
 """The codec classes by name that write no payloads, and have an exchange of their own."""
 
+_OTHER_NAMES = {"1bit": "onebit"}
+"""Other names that users write, without hyphens and underscores."""
+
 
 def register(name: str, cls: type[Codec]) -> type[Codec]:
     """Makes a codec available by name in every frontend and command.
@@ -77,6 +80,8 @@ def register(name: str, cls: type[Codec]) -> type[Codec]:
 def codec_class(owner: str, field: str, name: Any) -> type[Codec]:
     """The codec class with the given name; loads its entry point if it is not registered.
 
+    Names are found in any case, with or without hyphens and underscores: ``"Power_SGD"``, ``"1-bit"``.
+
     Args:
         owner: the function or class that received the name, for the message.
         field: the parameter that received the name, for the message.
@@ -86,13 +91,22 @@ def codec_class(owner: str, field: str, name: Any) -> type[Codec]:
         ValueError: an unknown name, or an entry point whose name or codec id is taken.
         TypeError: an entry point that is not a codec class.
     """
-    if name in FACTORS:
-        return FACTORS[name]
-    if name not in CODECS:
-        offered = _offered()
-        check_choice(owner, field, name, (*CODECS, *FACTORS, *offered))
-        register(name, _load(offered[name]))
-    return CODECS[name]
+    known = CODECS | FACTORS
+    if name in known:
+        return known[name]
+    offered = _offered()
+    names = {_spelling(one): one for one in (*known, *offered)}
+    spelling = _spelling(name) if isinstance(name, str) else name
+    if spelling == "auto":
+        raise ValueError(
+            f"{owner}.{field}: expected a codec's name, got {name!r}, a compressor that chooses codecs: "
+            f"write Auto(...) of the same package in place of a compressor with a codec"
+        )
+    found = names.get(_OTHER_NAMES.get(spelling, spelling), name)
+    if found in known:
+        return known[found]
+    check_choice(owner, field, found, tuple(names.values()))
+    return register(found, _load(offered[found]))
 
 
 def codec_of(owner: str, field: str, given: Any) -> Codec:
@@ -204,6 +218,10 @@ def check_class(name: str, cls: Any) -> None:
 def _required(field: dataclasses.Field[Any]) -> bool:
     missing = dataclasses.MISSING
     return field.init and field.default is missing and field.default_factory is missing
+
+
+def _spelling(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
 
 
 def _path(cls: type) -> str:

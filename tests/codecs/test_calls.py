@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hvd_compress.codecs import CODECS, Codec
+from hvd_compress.codecs import CODECS, ECQ, Codec, Int8, OneBit, TopK
 
 
 @pytest.mark.parametrize("codec", CODECS.values())
@@ -28,6 +28,20 @@ def test_a_codec_takes_no_model_and_no_options(codec: Any) -> None:
         codec(warmup_steps=10)
     made: Codec = codec()
     assert copy.deepcopy(made) == pickle.loads(pickle.dumps(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("codec", "keyword", "meant"),
+    (
+        (Int8, "bits", r"ECQ\(levels=7\) 4"),
+        (ECQ, "bits", r"ECQ\(levels=7\) 4"),
+        (TopK, "ratio", r"TopK\(keep=41, chunk=4096\)"),
+        (OneBit, "grouping", r"did you mean 'group'\?"),
+    ),
+)
+def test_a_setting_of_another_name_is_named(codec: Any, keyword: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=f"got the keyword '{keyword}': .*{meant}"):
+        codec(**{keyword: 4})
 
 
 @pytest.mark.parametrize("frontend", ("ddp", "fsdp", "distributed"))

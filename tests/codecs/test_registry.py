@@ -54,6 +54,23 @@ def _derived(**attributes: Any) -> Any:
     return dataclasses.dataclass(frozen=True)(kind)
 
 
+@pytest.mark.parametrize(
+    ("written", "name"),
+    (("Int8", "int8"), ("1-bit", "onebit"), ("power_sgd", "powersgd"), ("NONE", "none")),
+)
+def test_names_are_found_in_any_spelling(written: str, name: str) -> None:
+    assert codec_class("Compressor", "codec", written).name == name
+
+
+def test_names_that_mean_something_else_are_answered() -> None:
+    with pytest.raises(ValueError, match=r"got 'Onebits': did you mean 'onebit'\?$"):
+        codec_class("Compressor", "codec", "Onebits")
+    with pytest.raises(
+        ValueError, match=r"codec: expected a codec's name, got 'auto'.*write Auto\("
+    ):
+        codec_class("Compressor", "codec", "auto")
+
+
 def test_an_installed_codec_is_found_by_name_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
