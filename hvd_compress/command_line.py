@@ -18,12 +18,18 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status; None means the arguments of the process."""
+    """Runs a command and returns its exit status; None means the arguments of the process.
+
+    Without a command, it prints the help.
+    """
     parser = _Parser(prog="hvd-compress", description="Gradient compression.")
     parser.add_argument("--version", action="version", version=f"hvd-compress {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     doctor.add_to(commands)
     args = parser.parse_args(command_line)
+    if args.command is None:
+        parser.print_help()
+        return 0
     try:
         return args.run(args)
     except (OSError, TypeError, ValueError) as error:

@@ -20,8 +20,8 @@ from typing import Any
 
 _PACKAGES = ("numpy", "torch", "tensorflow", "keras", "horovod", "lightning", "transformers")
 _VARIABLES = {
-    "Horovod": ("HOROVOD_RANK", "HOROVOD_SIZE"),
-    "torch.distributed": ("RANK", "WORLD_SIZE"),
+    "Horovod": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE"),
+    "torch.distributed": ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
 }
 _LIBRARIES = ("gloo", "mpi", "nccl")
 _TENSOR = 1_000_000
@@ -57,7 +57,7 @@ def add_to(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    launcher, rank, size = _place()
+    launcher, rank, size, local = _place()
     said = (
         "links:                  not measured; start this on ranks: horovodrun -np 2 hvd-compress doctor, "
         "or torchrun --nproc-per-node 2 -m hvd_compress doctor"
@@ -65,7 +65,8 @@ def _run(args: argparse.Namespace) -> int:
     try:
         if size > 1:
             chosen = _measure(launcher, args)
-            said = f"\n{size} ranks of {launcher}, {args.elements:,} parameters\n{chosen}"
+            ranks = f"{size} ranks of {launcher}, {local} of them on the first host"
+            said = f"\n{ranks}; {args.elements:,} parameters\n{chosen}"
     finally:  # Looking takes seconds, in which the other ranks would wait for this one.
         if rank == 0:
             for what, found in installation():
@@ -95,12 +96,13 @@ def installation() -> Iterator[tuple[str, str]]:
         yield f"Horovod for {framework}", _said(partial(_operations, framework))
 
 
-def _place() -> tuple[str, int, int]:
-    """The launcher, this rank, and the number of ranks."""
-    for launcher, (rank, size) in _VARIABLES.items():
-        if rank in os.environ and size in os.environ:
-            return launcher, int(os.environ[rank]), int(os.environ[size])
-    return "", 0, 1
+def _place() -> tuple[str, int, int, int]:
+    """The launcher, this rank, the number of ranks, and how many of them are on this host."""
+    for launcher, names in _VARIABLES.items():
+        if all(name in os.environ for name in names):
+            rank, size, local = (int(os.environ[name]) for name in names)
+            return launcher, rank, size, local
+    return "", 0, 1, 1
 
 
 def _said(look: Callable[[], str]) -> str:
@@ -172,7 +174,9 @@ def _under_ddp(args: argparse.Namespace) -> str:
     model = torch.nn.parallel.DistributedDataParallel(_model(args.elements))
     auto = hvdc.Auto(model)
     model.register_comm_hook(auto, hvdc.hook)
-    chosen = _train(model, auto, lambda: None, args.seconds, dist.all_reduce)
+    # The step ends an exchange: without one, gradients would seem to be thrown away.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    chosen = _train(model, auto, optimizer.step, args.seconds, dist.all_reduce)
     dist.destroy_process_group()
     return chosen
 

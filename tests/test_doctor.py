@@ -20,6 +20,11 @@ def test_alone_it_says_what_is_installed(capsys: pytest.CaptureFixture[str]) -> 
     assert printed["links"].startswith("not measured")
 
 
+def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main([]) == 0
+    assert "doctor" in capsys.readouterr().out
+
+
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_PACKAGES", ("nowhere",))
     monkeypatch.setattr(doctor, "_version", lambda package: "not installed")
@@ -40,6 +45,7 @@ def test_on_ranks_it_says_what_auto_would_choose(launcher: str, name: str) -> No
     command = [sys.executable, "-m", "hvd_compress", "doctor", "--elements", "300000"]
     printed = jobs.run(launcher, 2, command)
     assert printed.count("CPU kernels:") == 1, printed
-    assert f"2 ranks of {name}, 300,000 parameters" in printed, printed
+    assert f"2 ranks of {name}, 2 of them on the first host; 300,000 parameters" in printed, printed
+    assert "hosts: 2" not in printed and "UserWarning" not in printed, printed
     assert re.search(r"Mbit/s that a rank sends: \d+ by", printed), printed
     assert re.search(r"plan \d+, decided", printed), printed

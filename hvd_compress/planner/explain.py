@@ -36,7 +36,10 @@ def explain(planner: Planner) -> str:
 
 def _measurements(measured: Measured) -> Iterator[str]:
     rates = [f"{8e-6 * measured.bandwidth(kind):.0f} by {kind}" for kind in measured.large]
-    yield f"hosts: {measured.hosts}, ranks on each: {measured.local}"
+    if measured.local > 1:
+        yield f"hosts: {measured.hosts}, ranks on each: {measured.local}"
+    else:
+        yield f"ranks: {measured.hosts}, each counted as a host of its own"
     yield f"Mbit/s that a rank sends: {', '.join(rates)}"
     yield f"a small all_reduce takes {_ms(measured.small)} ms"
     for (codec, feedback), speed in measured.speeds.items():
