@@ -15,6 +15,10 @@ TERNARY = "ternary"
 AUTO = "auto"
 """The compressor that measures the network and chooses codecs."""
 
+_TIMED = ("fp16", "int8", "onebit")
+"""The codecs from which :data:`AUTO` chooses unless ``codecs=`` is set: benchmarks time the planner among
+codecs of 16, 8 and 1 bits, and a script's ``Auto`` leaves out the last one unless the script names it."""
+
 LOCAL = "local"
 """Every rank trains alone: the time without any exchange."""
 
@@ -65,7 +69,7 @@ def make(frontend: Any, name: str, /, *model: Any, **options: Any) -> Any:
         TypeError: an option that neither the codec nor the compressor has.
     """
     if name == AUTO:
-        return frontend.Auto(*model, **options)
+        return frontend.Auto(*model, **{"codecs": _TIMED, **options})
     route, rest = _split(name, options)
     try:
         return frontend.Compressor(*model, route, **rest)

@@ -122,7 +122,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--codec",
         nargs="+",
-        default=["none", "fp16", "onebit"],
+        default=["none", "fp16", "int8"],
         metavar="CODEC",
         help=f"{', '.join(CODECS)} or an installed package's, with settings as in onebit:group=512",
     )

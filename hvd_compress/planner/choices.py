@@ -17,7 +17,10 @@ from hvd_compress.exchanges.routing import (
 )
 from hvd_compress.planner.plans import PlannedTensor
 
-DEFAULT_CODECS = ("fp16", "int8", "onebit")
+DEFAULT_CODECS = ("fp16", "int8")
+"""The codecs of every ``Auto`` unless a script names others: no record sets them apart from uncompressed
+training, whatever the optimizer. Fewer bits cost accuracy with some optimizers, and a planner sees time
+alone."""
 
 
 def allowed(codecs: Sequence[Any], exchanges: Sequence[str]) -> list[Route]:

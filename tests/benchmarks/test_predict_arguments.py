@@ -30,7 +30,8 @@ def _predict(tmp_path: Path, *options: str) -> dict:
 
 
 def test_as_a_module() -> None:
-    command = [sys.executable, "-m", "benchmarks.predict", *MINE, "--workers", "1,2,8"]
+    codecs = "--codec", "none", "fp16", "onebit"
+    command = [sys.executable, "-m", "benchmarks.predict", *MINE, "--workers", "1,2,8", *codecs]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     title, header, *lines = printed.splitlines()
     assert "alexnet, 128 images a worker" in title and "images/s" in header
@@ -66,7 +67,7 @@ def test_json_holds_what_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_refusals_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--workers", "512..2048", "--exchange", "allgather")
+    options = ("--workers", "512..2048", "--exchange", "allgather", "--codec", "fp16", "onebit")
     assert main([*MINE, *options]) == 0
     printed = capsys.readouterr().out
     assert printed.count("* OneBit(group=1024), allgather: fc6.weight: expected at most") == 1

@@ -14,6 +14,7 @@ from benchmarks.frontier.points import by_optimizer, points
 from benchmarks.frontier.tasks import TEXT
 from benchmarks.pages import time_to_loss
 from benchmarks.papers import record
+from hvd_compress.planner.choices import DEFAULT_CODECS
 
 ROOT = Path(__file__).parent.parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
@@ -95,3 +96,13 @@ def test_every_record_is_there() -> None:
     assert len(names) > 5
     for name in names:
         assert list(RECORDS.glob(name.rpartition("/")[2] or "*")), name
+
+
+def test_auto_chooses_among_codecs_that_no_record_sets_apart_from_uncompressed() -> None:
+    trained = [
+        one for path in RECORDS.glob("accuracy*.json") for one in _record(path.name)["compressions"]
+    ]
+    for codec in DEFAULT_CODECS:
+        found = [one for one in trained if one["compression"] == codec]
+        assert all(one["low"] <= 0 <= one["high"] for one in found)
+        assert codec == "fp16" or len(found) > 5
