@@ -236,6 +236,22 @@ def test_what_cannot_be_gone_on_with_is_measured_anew():
     assert not anew.settled and anew._due == 4
 
 
+def test_a_state_from_within_a_second_measurement_is_measured_anew():
+    """The first plan is still in use then, but was made for another network."""
+    job = Job(1e8).run(200)
+    job.bandwidth = 1e11
+    while job.planner.settled:
+        job.run(1)
+    state = job.run(6).planner.state()
+    assert job.planner.plans == 1 and job.planner.trials is not None
+
+    anew = Job(1e11)
+    anew.planner.restore(json.loads(json.dumps(state)))
+    assert not anew.planner.settled
+    anew.run(200)
+    assert anew.planner.plans == 1 and anew.planner.plan == (UNCOMPRESSED_ROUTE,) * 2
+
+
 def test_explanations_have_every_plan_with_its_costs():
     job = Job(1e8)
     assert "nothing is measured yet" in explain(job.planner)

@@ -86,6 +86,16 @@ def test_plans_without_a_codec_are_always_tried_if_they_may_be_close():
     assert trials.plan == NONE
 
 
+def test_an_untried_codec_is_not_started_when_the_budget_is_spent():
+    predicted = 0.3, 0.2, 0.05, 0.1, 0.2
+    true = {plan: 1 + at for plan, at in zip(PLANS, predicted, strict=True)}
+    for overhead, tried in ((0.0, True), (1e6, False)):
+        trials = Trials(_candidates(predicted), overhead)
+        ran = _run(trials, lambda plan, _: true[plan])
+        assert [plan in ran for plan in (INT8, ONEBIT, TWO_SHOT)] == [True, tried, tried]
+        assert trials.plan == INT8
+
+
 def test_hopeless_plans_are_not_tried():
     trials = Trials(_candidates((34.0, 17.0, 5.0, 0.5, 0.4)))
     true = {NONE: 35.0, FP16: 18.0, INT8: 6.0, ONEBIT: 1.5, TWO_SHOT: 1.4}
