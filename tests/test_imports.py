@@ -162,6 +162,7 @@ ALLOWED = {
         "hvd_compress.needs",
         "hvd_compress.codecs",
         "hvd_compress.exchanges",
+        "hvd_compress.ranks",
         "hvd_compress.ddp",
     },
     "transformers": {

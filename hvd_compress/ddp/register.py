@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch.distributed as dist
@@ -13,8 +12,7 @@ from hvd_compress.codecs import Codec
 from hvd_compress.ddp.auto import Auto
 from hvd_compress.ddp.compressor import Compressor, hook
 from hvd_compress.exchanges.routing import Route
-
-_log = logging.getLogger(__name__)
+from hvd_compress.ranks.launch import say_alone
 
 _INNER = ("_forward_module", "_orig_mod")
 """The attributes in which Lightning Fabric and ``torch.compile`` keep the module that they wrap."""
@@ -26,7 +24,7 @@ def register(
     """Registers a compressor as the communication hook of a ``DistributedDataParallel`` model.
 
     A script that runs as one process, without DDP, needs no other lines: nothing is registered then, a log
-    line says so, and the compressor's counters stay at zero.
+    line says that there is one rank, and the compressor's counters stay at zero.
 
     Args:
         model: the ``DistributedDataParallel`` model; the result of Lightning Fabric's ``setup``,
@@ -40,7 +38,8 @@ def register(
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y"; several ranks train a model that
-            is not wrapped; or the compressor has a process group of other ranks than the model.
+            is not wrapped; the compressor has a process group of other ranks than the model; or the model
+            has a communication hook.
     """
     wrapped = _ddp_in(model)
     if wrapped is None and dist.is_initialized() and dist.get_world_size() > 1:
@@ -62,10 +61,18 @@ def register(
     else:
         compressor = Compressor(made_for, codec, **options)
     if wrapped is None:
-        _log.info("%s is not wrapped by DDP: there is nothing to compress", type(model).__name__)
-    else:
-        compressor.take_group_of(wrapped)
+        say_alone()
+        return compressor
+    compressor.take_group_of(wrapped)
+    try:
         wrapped.register_comm_hook(compressor, hook)
+    except RuntimeError as error:
+        if "once" not in str(error):
+            raise
+        raise ValueError(
+            "register: expected a model without a communication hook, got one that has it: to change the "
+            "codec, call set_codec() of the compressor that the first register() returned"
+        ) from error
     return compressor
 
 

@@ -118,6 +118,7 @@ class Compressor(RebindingCompressor):
         self._keys = Keys(self._route_of)
         super().__init__(self._keys.slots.values(), codec, process_group=process_group, **options)
         self._routers: list[tuple[str, Router]] = []  # Those of set_codec, the last one first.
+        self._asked: Router | None = None  # Of tensors of which others may still be to come.
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -355,7 +356,14 @@ class Compressor(RebindingCompressor):
                 slot.parameter = like(tensor)  # A loaded state's one is elsewhere.
                 self._choose_routes([slot], self._router_of(slot.name))
         self._routed.update(keys)
+        if self._asked is not None and any(slot.exchanges for slot in slots):
+            super()._expect_encoding(self._asked)  # A key has come again, so that all are known.
+            self._asked = None
         return slots
+
+    def _expect_encoding(self, router: Router) -> None:
+        if not self._warned_of_nothing:
+            self._asked = router
 
     def _route_of(self, slot: Slot, dtype: str) -> Route:
         route = self._router_of(slot.name).choose(slot.name, slot.shape, dtype)

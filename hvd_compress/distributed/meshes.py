@@ -96,7 +96,11 @@ def one_mesh(owner: str, named: Mapping[str, torch.Tensor]) -> DeviceMesh | None
 
 
 def replicas(
-    owner: str, mesh: Any, group: dist.ProcessGroup | None, shard_mesh: DeviceMesh
+    owner: str,
+    mesh: Any,
+    group: dist.ProcessGroup | None,
+    shard_mesh: DeviceMesh,
+    instead: str = "",
 ) -> dist.ProcessGroup:
     """The process group of the ranks with this rank's shards.
 
@@ -105,16 +109,18 @@ def replicas(
         mesh: a mesh of two dimensions, replicas first and shards second; or None.
         group: the process group itself; or None.
         shard_mesh: the mesh over which the model is sharded.
+        instead: for errors, the object to make where there are no replicas.
 
     Raises:
         TypeError, ValueError: not exactly one of the two was passed, or it does not fit the model's mesh.
         ExchangeError: this rank is not in the group.
     """
+    instead = f": without replicas, {instead}" if instead and group is None else ""
     if (mesh is None) == (group is None):
         got = "neither" if mesh is None else "both"
         raise TypeError(
             f"{owner}: expected mesh=, of two dimensions (replicate, shard), or process_group=, the "
-            f"ranks with the same shard, got {got}"
+            f"ranks with the same shard, got {got}{instead}"
         )
     shards = shard_mesh.mesh.tolist()
     if mesh is not None:
@@ -122,7 +128,8 @@ def replicas(
             raise TypeError(f"{owner}.mesh: expected a DeviceMesh, got {type(mesh).__name__}")
         if mesh.ndim != 2:
             raise ValueError(
-                f"{owner}.mesh: expected two dimensions, replicas first and shards second, got {mesh.ndim}"
+                f"{owner}.mesh: expected two dimensions, replicas first and shards second, got "
+                f"{mesh.ndim}{instead}"
             )
         rows = [row for row in mesh.mesh.tolist() if dist.get_rank() in row]
         if rows != [shards]:

@@ -197,6 +197,8 @@ class Planning(CompressorBase, ABC):
             self._saved_plan = None
         self._mark: float | None = None
         self._apply(self._planner.plan)
+        coded = next((route for route in routes if not route.uncompressed), UNCOMPRESSED_ROUTE)
+        self._expect_encoding(self._router.with_route(coded))
 
     def _run(self, kind: str, message: torch.Tensor, name: str) -> torch.Tensor:
         comm = self._batches.comm

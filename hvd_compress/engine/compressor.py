@@ -39,9 +39,11 @@ from hvd_compress.exchanges.routing import (
     route_of,
     warn_of_dtypes,
     warn_of_growth,
+    warn_of_nothing,
 )
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks.launch import say_alone
 
 _ENCODABLE = {getattr(torch, name) for name in ENCODABLE}
 _NORM_PART = 1 << 22
@@ -114,6 +116,7 @@ class CompressorBase:
         self._seed = seed
         # Since the ranks have compared their configurations last.
         self._resets = 0
+        self._warned_of_nothing = False
         self.counters = Counters()
         parameters = [slot.parameter for slot in self._slots]
         name = f"{type(self).__name__} {route}"
@@ -149,6 +152,8 @@ class CompressorBase:
         self._group = group
         self._rank, self._size = group.rank, group.size
         self._resets = 0
+        if self._size == 1:
+            say_alone()
         self._last.replace()
         self._batches = Batches(
             Common(self._kernels, group, self._seed, self._owner_step, self._last)
@@ -421,6 +426,19 @@ class CompressorBase:
             chosen.append((slot, route))
         warn_of_dtypes(too_wide)
         self._set_routes(chosen)
+        self._expect_encoding(router)
+
+    def _expect_encoding(self, router: Router) -> None:
+        """Warns, once, if gradients are to be encoded by a router's routes, and none is large enough."""
+        trained = self._trained()
+        if self._size > 1 and all(slot.route.uncompressed for slot in trained):
+            shapes = {s.name: self._shape_of(s) for s in trained if s.dtype in ENCODABLE}
+            if not self._warned_of_nothing and warn_of_nothing(router, shapes):
+                self._warned_of_nothing = True
+
+    def _shape_of(self, slot: Slot) -> tuple[int, ...]:
+        """The largest shape of a slot's gradient on any rank."""
+        return slot.shape
 
     def _take_route(self, slot: Slot, route: Route) -> None:
         """Checks that a parameter's gradients can use a route, and warns if it has drawbacks for them."""
@@ -454,6 +472,7 @@ class CompressorBase:
         """Changes the routes of the gradients that follow."""
         for slot, route in routes:
             slot.route = route
+        self._use.note_codecs(slot.route.codec.name for slot in self._slots)
         self._formats.clear()
         self._batches.forget_plans()
         self._forget_agreement()

@@ -6,14 +6,14 @@ import functools
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hvd_compress.engine.residuals import Changes
-from hvd_compress.ranks.use import Use
+from hvd_compress.ranks.use import Use, warn_of_onebit
 
 _UNSCALED = (
     "expected the GradScaler that makes the optimizer's steps as grad_scaler=, got none: residuals do not "
@@ -30,12 +30,14 @@ _MESSAGE = (
 class TorchUse(Use):
     """The :class:`Use` of a compressor, with a check whether several ranks have trained without it.
 
-    The ranks have trained without it if an optimizer of its parameters has made a step, and no other
-    compressor exchanges the gradients of these parameters. So a second compressor, which a script makes
-    only to print it or to read a state, causes no warning.
+    The ranks train without it if an optimizer of its parameters makes a step, and no other compressor
+    exchanges the gradients of these parameters. So a second compressor, which a script makes only to print
+    it or to read a state, causes no warning. The warning comes with a step that has gradients of the
+    parameters. After other steps it comes when the process ends: trainers make an optimizer's state by a
+    step without gradients, and where the parameters are not known, an exchange may follow many steps.
 
-    With the optimizer's first step after an exchange, it also warns of a GradScaler that the compressor
-    does not know.
+    With steps after the first exchange, it also warns of a GradScaler that the compressor does not know,
+    and of optimizers that :class:`~hvd_compress.OneBit` does not suit.
 
     Args:
         name, remedy: the same as in :class:`Use`.
@@ -54,19 +56,27 @@ class TorchUse(Use):
         super().__init__(name, remedy)
         self.watch_parameters(parameters)
         self._ranks = ranks
-        self._suspected = False
+        self._suspected = self._missed = self._scaled = self._warned = False
+        self._onebit: set[int] = set()
         _compressors.add(self)
         _watch(self)
 
     def begin(self, scaled: bool = True) -> None:
         """Notes an exchange; ``scaled`` tells that residuals follow every loss scale, or there are none."""
-        self.exchanged = True
-        if scaled or not self._ids:
-            _watchers.discard(self)
+        self.exchanged, self._scaled = True, scaled
+        self._rest()
 
     def watch_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Sets the parameters whose gradients are exchanged."""
-        self._ids = {id(p) for p in parameters}
+        self._order = [id(p) for p in parameters]
+        self._ids = frozenset(self._order)
+
+    def note_codecs(self, names: Iterable[str]) -> None:
+        """Notes the names of the codecs of the parameters' gradients, in the order of the parameters."""
+        if self._ids and not self._warned:
+            pairs = zip(self._order, names, strict=True)
+            self._onebit = {parameter for parameter, name in pairs if name == "onebit"}
+            _watch(self)
 
     @property
     def missed(self) -> bool:
@@ -76,19 +86,32 @@ class TorchUse(Use):
     def note(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after every step of an optimizer."""
         if self.exchanged:
-            if _updates(optimizer, self._ids):
-                _watchers.discard(self)
+            if not self._scaled and _updates(optimizer, self._ids):
+                self._scaled = True
                 if _is_step_of_a_scaler():
                     warnings.warn(_UNSCALED, UserWarning, stacklevel=2)
+            if _updates(optimizer, self._onebit) and warn_of_onebit(optimizer):
+                self._warned = True
+            self._rest()
             return
-        if self._suspected or self._ranks() == 1:
+        if self._missed or self._ranks() == 1:
             return
         if self._ids and not _updates(optimizer, self._ids):
             return
         if any(other.exchanged and self._shares(other) for other in tuple(_compressors)):
             return
-        self._suspected = True
-        self.suspect()
+        if not self._suspected:
+            self._suspected = True
+            self.suspect()
+        if _has_gradients(optimizer, self._ids):
+            self._missed = True
+            self.dismiss()
+            self.warn(f"a step of {type(optimizer).__name__} without one")
+
+    def _rest(self) -> None:
+        """Stops watching if there is nothing left to warn of."""
+        if self._warned or (not self._onebit and (self._scaled or not self._ids)):
+            _watchers.discard(self)
 
     def _shares(self, other: TorchUse) -> bool:
         """Whether another compressor may have some of the same parameters."""
@@ -191,6 +214,18 @@ def _is_step_of_a_scaler() -> bool:
     return frame is not None and frame.f_locals["self"].is_enabled()
 
 
-def _updates(optimizer: torch.optim.Optimizer, ids: set[int]) -> bool:
+def _updates(optimizer: torch.optim.Optimizer, ids: Container[int]) -> bool:
     """Whether an optimizer has any of the parameters with the given ids."""
     return any(id(p) in ids for group in optimizer.param_groups for p in group["params"])
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer, ids: Container[int]) -> bool:
+    """Whether an optimizer has a dense gradient with other numbers than zeros for one of the parameters."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return False
+    grads = (p.grad for group in optimizer.param_groups for p in group["params"] if id(p) in ids)
+    # A DTensor's own part: its methods would wait for other ranks.
+    own = (
+        getattr(grad, "to_local", lambda grad=grad: grad)() for grad in grads if grad is not None
+    )
+    return any(bool(grad.any()) for grad in own if not grad.is_sparse)

@@ -285,11 +285,16 @@ class Router:
 
     def wanted(self, name: str, shape: tuple[int, ...]) -> Route:
         """The route of one tensor, without a check of its dtype or of the stability of error feedback."""
-        if math.prod(shape) < max(1, self._threshold) or self._matches(name, self._exclude):
+        route = self.asked(name)
+        encodes = math.prod(shape) >= max(1, self._threshold) and route.codec.encodes(shape)
+        return route if encodes else UNCOMPRESSED_ROUTE
+
+    def asked(self, name: str) -> Route:
+        """The route of a tensor that is large enough for it, by the patterns of names."""
+        if self._matches(name, self._exclude):
             return UNCOMPRESSED_ROUTE
         pattern = self._matches(name, tuple(self._layers))
-        route = self._layers[pattern] if pattern else self._route
-        return route if route.codec.encodes(shape) else UNCOMPRESSED_ROUTE
+        return self._layers[pattern] if pattern else self._route
 
     def with_route(self, route: Route) -> Router:
         """A router with the same threshold and exclusions, and with another route for all layers."""
@@ -343,6 +348,28 @@ def warn_of_growth(name: str, shape: tuple[int, ...], route: Route, width: int) 
             f"the gradient itself: exclude it by name, or give it another codec in layers=",
             stacklevel=3,
         )
+
+
+def warn_of_nothing(router: Router, shapes: Mapping[str, Shape]) -> bool:
+    """Warns, and returns True, if some of the tensors should be encoded, and all of them are too small.
+
+    There is no warning if a script asks for no compression, or excludes all tensors.
+
+    Args:
+        router: the router that chooses the tensors' routes.
+        shapes: the shapes of all tensors of a dtype that codecs encode, by name.
+    """
+    asked = {name: shape for name, shape in shapes.items() if not router.asked(name).uncompressed}
+    if not asked or not all(router.wanted(*one).uncompressed for one in asked.items()):
+        return False
+    name, shape = max(asked.items(), key=lambda one: math.prod(one[1]))
+    warnings.warn(
+        f"expected a gradient of at least threshold={router.settings['threshold']} elements that "
+        f"{router.asked(name).codec} encodes, got none: the largest, {name}, has shape {shape}; all "
+        f"gradients go uncompressed: lower threshold=, or train without a compressor",
+        stacklevel=3,
+    )
+    return True
 
 
 def matching(pattern: str, names: Sequence[str], what: str) -> list[str]:

@@ -100,7 +100,8 @@ class Compressor(ProcessGroupCompressor):
         **options: Unpack[Options],
     ) -> None:
         found = sharded(model)
-        group = replicas("Compressor", mesh, process_group, found.mesh)
+        instead = "write CompressedReduceScatter(model, Int8()), which needs no mesh"
+        group = replicas("Compressor", mesh, process_group, found.mesh, instead)
         self._numbered = slots_of(
             [(name, like(shard, dtype)) for name, shard, dtype in found.parameters]
         )
@@ -211,6 +212,9 @@ class Compressor(ProcessGroupCompressor):
         super().load_resized(
             state for state, place in zip(states, places, strict=True) if place == self._shard
         )
+
+    def _shape_of(self, slot: Slot) -> tuple[int, ...]:
+        return self._padded[slot.index]
 
     def _trained(self) -> list[Slot]:
         frozen = set().union(*(unit.frozen for unit in self._units))

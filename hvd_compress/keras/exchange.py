@@ -20,6 +20,7 @@ from hvd_compress.codecs.checks import check_number
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.names import distinct
+from hvd_compress.ranks.use import warn_of_onebit
 from hvd_compress.tensorflow import Auto, Compressor
 from hvd_compress.tensorflow.collectives import called, digest, known_to_horovod
 from hvd_compress.tensorflow.native import operations
@@ -109,6 +110,7 @@ class Exchange:
         """The variables whose gradients are passed to :meth:`average` next."""
         self.updates = 0
         """The number of calls of :meth:`average`, while tracing or eagerly."""
+        self._checked = False
 
     def with_compression(self, compression: Any, name: str) -> Exchange:
         """The same exchange with another compressor, to be traced again."""
@@ -150,6 +152,13 @@ class Exchange:
                 future = thread.submit(traced.get_concrete_function, list(specs))
                 self._graphs[key] = future.result(), variables  # Kept: ids are of what is there.
         return list(self._graphs[key][0](list(gradients)))
+
+    def expect_to_suit(self, optimizer: Any) -> None:
+        """Warns, once, if the compressor encodes gradients by a codec that does not suit the optimizer."""
+        if not self._checked and isinstance(self.compression, Compressor):
+            self._checked = True
+            if any(slot.route.codec.name == "onebit" for slot in self.compression.slots):
+                warn_of_onebit(optimizer)
 
     def everywhere(self, flag: tf.Tensor) -> tf.Tensor:
         """Whether the flag is true on every rank, shape=(), bool."""

@@ -222,7 +222,9 @@ class _Distributed(_Saved):
             )
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Sequence[Any]:
-        return super()._clip_gradients(self._exchange.average(grads))
+        averages = self._exchange.average(grads)
+        self._exchange.expect_to_suit(self)
+        return super()._clip_gradients(averages)
 
     def _overwrite_variables_directly_with_gradients(self, grads: Any, vars: Any) -> Any:
         for variable in vars:

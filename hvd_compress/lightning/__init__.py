@@ -21,6 +21,7 @@ from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import check_options
 from hvd_compress.ddp.gathered import state_unless_interrupted
 from hvd_compress.exchanges.routing import Route, route_of
+from hvd_compress.ranks.launch import say_alone
 
 __all__ = ["CompressGradients"]
 
@@ -68,7 +69,8 @@ class CompressGradients(lightning.Callback):
         model = trainer.strategy.model
         if not isinstance(model, DistributedDataParallel):
             if trainer.world_size == 1:
-                return  # The script runs on one device: nothing is sent.
+                say_alone()
+                return
             raise TypeError(
                 f"CompressGradients: expected Trainer(strategy='ddp'), whose model is a "
                 f"DistributedDataParallel, got {type(trainer.strategy).__name__}"

@@ -1,9 +1,13 @@
-"""Checks whether the ranks were started by a launcher that Horovod knows."""
+"""Says what a launcher has not started: ranks that Horovod knows, or more than one rank."""
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import warnings
+
+_log = logging.getLogger(__name__)
 
 
 def warn_of_separate_jobs(size: int) -> None:
@@ -19,3 +23,12 @@ def warn_of_separate_jobs(size: int) -> None:
             f"trains alone; start the script with horovodrun, or use hvd_compress.ddp with torchrun",
             stacklevel=3,
         )
+
+
+@functools.cache
+def say_alone() -> None:
+    """Logs, once in a process, that a single rank has nobody to exchange gradients with."""
+    _log.warning(
+        "there is one rank: nothing is sent, and compression saves nothing; start several ranks with "
+        "horovodrun or torchrun"
+    )

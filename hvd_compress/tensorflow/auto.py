@@ -15,7 +15,13 @@ from horovod.tensorflow.mpi_ops import _basics
 from hvd_compress.codecs import NoCompression
 from hvd_compress.codecs.calls import guard
 from hvd_compress.exchanges import hosts
-from hvd_compress.exchanges.routing import EXCHANGE_NAMES, UNCOMPRESSED_ROUTE, CodecLike, Route
+from hvd_compress.exchanges.routing import (
+    EXCHANGE_NAMES,
+    UNCOMPRESSED_ROUTE,
+    CodecLike,
+    Route,
+    Router,
+)
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed, tensor_of
 from hvd_compress.planner.explain import explain
@@ -218,6 +224,10 @@ class Auto(Compressor):
         counters = super()._counted()
         counters.add(self._beside)
         return counters
+
+    def _asked(self) -> Router:
+        coded = (route for route in self._allowed if not route.uncompressed)
+        return self._router.with_route(next(coded, UNCOMPRESSED_ROUTE))
 
     def _configuration(self) -> dict[str, Any]:
         return {**super()._configuration(), "allowed": [str(route) for route in self._allowed]}

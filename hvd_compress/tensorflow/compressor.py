@@ -20,6 +20,7 @@ from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.exchanges.default import AUTO, exchange_for
 from hvd_compress.exchanges.routing import (
     DEFAULT_THRESHOLD,
+    ENCODABLE,
     EXCHANGE_NAMES,
     CodecLike,
     Route,
@@ -27,12 +28,13 @@ from hvd_compress.exchanges.routing import (
     route_of,
     warn_of_dtypes,
     warn_of_growth,
+    warn_of_nothing,
 )
 from hvd_compress.exchanges.shards import Shared
 from hvd_compress.ranks import names, process_sets
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.ranks.launch import warn_of_separate_jobs
+from hvd_compress.ranks.launch import say_alone, warn_of_separate_jobs
 from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import Collectives
@@ -135,6 +137,8 @@ class Compressor(tf.Module, HorovodCompressor):
         self._collectives = Collectives(process_set, prefix, on_gpu=is_gpu(self._device))
         self._size = self._collectives.size
         warn_of_separate_jobs(hvd.size())
+        if self._size == 1:
+            say_alone()
         self._warmup_steps = warmup_steps
         self._seed = seed
         self._ops = operations()
@@ -145,7 +149,8 @@ class Compressor(tf.Module, HorovodCompressor):
         # "auto" gathers gradients whose shape tracing does not know.
         kinds = [route.kind, *(one.kind for one in self._router.encoding)]
         self._set_exchanges([exchange, "allgather"] if auto else kinds)
-        self._step = Step(self._ops, self._ledger, self._collectives, self._configuration)
+        self._warned_of_nothing = False
+        self._step = Step(self._ops, self._ledger, self._collectives, self._compared)
         self._variables = Variables()
         self._expected: Source | None = None
         self._calls = 0
@@ -449,6 +454,18 @@ class Compressor(tf.Module, HorovodCompressor):
             if slot.shape is not None:
                 warn_of_growth(label, slot.shape, route, slot.dtype.size)
         return slot
+
+    def _compared(self) -> dict[str, Any]:
+        """The configuration, when a step begins: all of the step's gradients have been traced then."""
+        if not self._warned_of_nothing and all(slot.route.uncompressed for slot in self.slots):
+            encodable = (slot for slot in self.slots if slot.dtype.name in ENCODABLE)
+            shapes = {slot.label: slot.shape or () for slot in encodable}
+            self._warned_of_nothing = warn_of_nothing(self._asked(), shapes)
+        return self._configuration()
+
+    def _asked(self) -> Router:
+        """The router of the codecs that the user has asked for."""
+        return self._router
 
     def _configuration(self) -> dict[str, Any]:
         tensors = {

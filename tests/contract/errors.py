@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hvd_compress.codecs import (
     ECQ,
     Codec,
+    NoCompression,
     OneBit,
     PayloadError,
     PowerSGD,
@@ -43,6 +45,27 @@ def what_it_cannot_carry(frontend: Frontend, exchange: str) -> None:
     if exchange == "low_rank":
         with pytest.raises(ValueError, match=r"expected 'low_rank' for .*, got 'two_shot': write"):
             frontend.make("two_shot", PowerSGD(), FULL, SHAPES)
+
+
+def gradients_that_are_too_small(frontend: Frontend, exchange: str) -> None:
+    """Warns once that nothing is compressed, unless the user asks for that."""
+    small = {"a": (20, 1), "b": (1,)}
+    every = {"exclude": tuple(frontend.called(small).values())}
+    cases: list[tuple[Row, dict[str, Any], int]] = [
+        (USUAL[exchange], {}, 1),
+        (USUAL[exchange], every, 0),
+        (USUAL[exchange], {"threshold": 20}, 0),
+        ((NoCompression(), NONE), {}, 0),
+    ]
+    for row, options, times in cases:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            job = frontend.make(exchange, *row, small, **{"threshold": 1024, **options})
+            for step in range(3):
+                job.step(gradients(frontend.rank, step, small))
+        told = [str(one.message) for one in caught]
+        found = [text for text in told if "threshold=1024" in text and "(20, 1)" in text]
+        assert len(found) == times, told
 
 
 def ranks_that_disagree(frontend: Frontend, exchange: str) -> None:

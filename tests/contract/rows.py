@@ -94,6 +94,7 @@ PROPERTIES = (
     Property(counters.counters_follow_the_formulas, flat=(THREE,)),
     Property(results.each_tensor_its_own_route, single=True),
     Property(errors.what_it_cannot_carry),
+    Property(errors.gradients_that_are_too_small, ("allgather",)),
     Property(errors.ranks_that_disagree, flat=(THREE,)),
     Property(errors.a_change_of_codec_on_some_ranks, flat=(THREE,)),
     Property(errors.a_reset_on_some_ranks, flat=(THREE,)),

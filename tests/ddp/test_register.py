@@ -17,16 +17,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
 from hvd_compress import Int8, OneBit
+from hvd_compress.ranks.launch import say_alone
 from tests.ranks import on_ranks
 
 
 def test_one_process_has_nothing_to_compress(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(64, 100)
+    say_alone.cache_clear()
     with caplog.at_level(logging.INFO, "hvd_compress"):
         compressor = hvdc.register(model, OneBit())
         saved = hvdc.GatheredState(compressor).state_dict()
         hvdc.GatheredState(compressor).load_state_dict(saved)
-    assert "Linear is not wrapped by DDP" in caplog.text and "without residuals" in caplog.text
+        hvdc.register(nn.Linear(64, 100), OneBit())
+    assert caplog.text.count("there is one rank: nothing is sent") == 1
+    assert "without residuals" in caplog.text
     model(torch.randn(2, 64)).sum().backward()
     assert compressor.counters.steps == 0 and saved == {"ranks": []}
     assert hvdc.register(model, compressor) is compressor
@@ -36,6 +40,17 @@ def test_one_process_has_nothing_to_compress(caplog: pytest.LogCaptureFixture) -
         compressor.compress(model.weight)
     with pytest.raises(TypeError, match="no options beside a compressor, got threshold"):
         hvdc.register(model, compressor, threshold=0)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_model_is_registered_once() -> None:
+    model = DistributedDataParallel(nn.Linear(64, 100))
+    compressor = hvdc.register(model, OneBit())
+    for again in (Int8(), compressor):
+        with pytest.raises(ValueError, match=r"got one that has it: .*call set_codec\(\)"):
+            hvdc.register(model, again)
+    model(torch.randn(2, 64)).sum().backward()
+    assert compressor.counters.steps == 1
 
 
 @on_ranks(2, launcher="torchrun")

@@ -46,6 +46,29 @@ def built() -> None:
 
 
 @on_ranks(4, launcher="torchrun")
+def test_warnings_of_what_helps_nobody() -> None:
+    """Nothing is compressed; a shard that is small on some ranks is no reason; OneBit with AdamW."""
+    cases = (
+        ({"first.a": (20, 1)}, 0, 1),
+        ({"first.a": (3, 1000)}, 2000, 0),
+        ({"first.a": (64, 64)}, 0, 0),
+    )
+    for shapes, threshold, times in cases:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            options = {"threshold": threshold or 1024}
+            net, _ = make(mesh_of(2), OneBit(), FULL, shapes=shapes, **options)
+            optimizer = torch.optim.AdamW(net.parameters())
+            for step in range(2):
+                backward(net, targets(shapes, dist.get_rank(), step))
+                optimizer.step()
+        told = [str(one.message) for one in caught]
+        assert sum("threshold=1024" in text for text in told) == times, told
+        if not threshold:
+            assert sum("got AdamW" in text for text in told) == 1 - times, told
+
+
+@on_ranks(4, launcher="torchrun")
 def test_what_it_is_not_for() -> None:
     mesh = mesh_of(2)
     row = {"mesh": mesh}
@@ -75,10 +98,20 @@ def test_what_it_is_not_for() -> None:
         (hooked, row, ValueError, "first: expected a module without an all-reduce hook"),
         (meta, row, ValueError, r"first.a: expected a parameter with memory, .*to_empty\(\)"),
         (half, row, ValueError, "second.c: expected a parameter that FSDP2 shards"),
-        (good, {}, TypeError, "expected mesh=, .*, or process_group=, .*, got neither"),
+        (
+            good,
+            {},
+            TypeError,
+            "expected mesh=, .*, or process_group=, .*, got neither: without .*CompressedRed",
+        ),
         (good, {**row, "process_group": dist.group.WORLD}, TypeError, "got both"),
         (good, {"mesh": "cpu"}, TypeError, "expected a DeviceMesh, got str"),
-        (good, {"mesh": mesh["shard"]}, ValueError, "expected two dimensions, .*, got 1"),
+        (
+            good,
+            {"mesh": mesh["shard"]},
+            ValueError,
+            "expected two dimensions, .*, got 1: .*CompressedReduceScatter",
+        ),
         (
             good,
             {"mesh": mesh_of(4)},

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import keras
 import pytest
 import tensorflow as tf
@@ -11,7 +14,7 @@ from tests.keras.probes import CLASSES, FEATURES, fit
 from tests.ranks import on_ranks
 
 
-def _compiled(compressor: hvdc.Compressor) -> keras.Model:
+def _compiled(compressor: hvdc.Compressor, optimizer: Any = None) -> keras.Model:
     layers = keras.layers
     model = keras.Sequential(
         [
@@ -21,7 +24,8 @@ def _compiled(compressor: hvdc.Compressor) -> keras.Model:
         ]
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(hvdc.DistributedOptimizer(keras.optimizers.SGD(0.1), compressor), loss)
+    optimizer = optimizer or keras.optimizers.SGD(0.1)
+    model.compile(hvdc.DistributedOptimizer(optimizer, compressor), loss)
     return model
 
 
@@ -43,6 +47,27 @@ def test_a_pattern_that_matches_nothing() -> None:
             ValueError, match=r"got 'hidden/\*'; the nearest names are .*hid/kernel"
         ):
             fit(model)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_warnings_of_what_helps_nobody() -> None:
+    """Nothing is compressed, also by Auto; OneBit with Adam, and not with SGD."""
+    small, suits = "threshold=1000000", "expected OneBit with SGD or momentum, got Adam"
+    cases = [
+        (hvdc.OneBit(threshold=10**6), "SGD", (1, 0)),
+        (hvdc.Auto(threshold=10**6), "SGD", (1, 0)),
+        (hvdc.NoCompression(threshold=10**6), "Adam", (0, 0)),
+        (hvdc.OneBit(threshold=20), "SGD", (0, 0)),
+        (hvdc.OneBit(threshold=20), "Adam", (0, 1)),
+        (hvdc.Int8(threshold=20), "Adam", (0, 0)),
+    ]
+    for compressor, optimizer, times in cases:
+        model = _compiled(compressor, getattr(keras.optimizers, optimizer)(0.1))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit(model, epochs=1)
+        told = [str(one.message) for one in caught]
+        assert tuple(sum(text in one for one in told) for text in (small, suits)) == times, told
 
 
 @on_ranks(2, launcher="tensorflow")
