@@ -129,7 +129,7 @@ def guard(cls: C) -> C:
     The constructor's signature, and so ``help()``, lists the options that it passes on to its base.
     """
     if "__init__" in vars(cls):
-        cls.__init__ = _checked(cls, cls.__init__)  # type: ignore[misc]
+        cls.__init__ = checked(cls, cls.__init__, _signature_of(cls))  # type: ignore[misc]
     return cls
 
 
@@ -171,8 +171,8 @@ def _signature_of(cls: type) -> inspect.Signature:
     return own.replace(parameters=[*parameters[:-1], *passed_on])
 
 
-def _checked(cls: type, init: Callable[..., None]) -> Callable[..., None]:
-    whole = _signature_of(cls)
+def checked(cls: type, init: Callable[..., None], whole: inspect.Signature) -> Callable[..., None]:
+    """A constructor of a class that calls ``init`` if the arguments fit the signature ``whole``."""
     signature = whole.replace(parameters=list(whole.parameters.values())[1:])
 
     @functools.wraps(init)

@@ -31,7 +31,7 @@ class Auto(Planning, Compressor):
     For how it decides, see :class:`~hvd_compress.engine.auto.Planning` and ``docs/planner.md``.
 
     Args:
-        named_parameters: the same as in :class:`Compressor`.
+        model: the same as in :class:`Compressor`.
         codecs, exchanges: see :class:`~hvd_compress.engine.auto.Planning`.
         options: ``threshold``, ``exclude``, ``warmup_steps``, ``seed``, ``process_set``, ``grad_scaler``,
             ``threads`` and ``name``, as for :class:`Compressor`.
@@ -43,14 +43,14 @@ class Auto(Planning, Compressor):
 
     def __init__(
         self,
-        named_parameters: NamedParameters,
+        model: NamedParameters,
         *,
         codecs: Sequence[CodecLike] = DEFAULT_CODECS,
         exchanges: Sequence[str] = EXCHANGE_NAMES,
         **options: Any,
     ) -> None:
         self._choices = allowed(codecs, exchanges)
-        super().__init__(named_parameters, NoCompression(), **options)
+        super().__init__(model, NoCompression(), **options)
         self._take_routes_again()
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:

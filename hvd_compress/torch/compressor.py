@@ -53,7 +53,7 @@ class Compressor(CompressorBase, HorovodCompressor):
     Make one for each model and optimizer: it holds the residuals. Two compressors are never equal.
 
     Args:
-        named_parameters: ``model.named_parameters()`` or the model, as for the optimizer.
+        model: the model or its ``named_parameters()``, as for the optimizer.
         codec: the encoding of gradients: a codec, a :class:`~hvd_compress.Route` or a codec's name.
         process_set: the same as the optimizer's; None is all ranks.
         name: the prefix of the names of this compressor's collectives. The first parameter's name follows
@@ -73,14 +73,14 @@ class Compressor(CompressorBase, HorovodCompressor):
 
     def __init__(
         self,
-        named_parameters: NamedParameters,
+        model: NamedParameters,
         codec: Codec | Route | str,
         *,
         process_set: Any | None = None,
         name: str = "hvd_compress",
         **options: Unpack[Options],
     ) -> None:
-        slots = Slots(named_parameters)
+        slots = Slots(model)
         for slot in slots:
             if slot.parameter.is_complex() and not slot.frozen:
                 raise TypeError(

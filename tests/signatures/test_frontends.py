@@ -121,6 +121,26 @@ def test_a_named_compressor_is_one_with_that_codec() -> None:
         assert made.routes()["weight"].feedback == codec.feedback
 
 
+@on_ranks(1)
+def test_the_model_is_called_model() -> None:
+    import torch
+
+    import hvd_compress.torch as hvdc
+
+    model = torch.nn.Linear(40, 40)
+    for made in (
+        hvdc.Int8(model=model),
+        hvdc.Compressor(model=model, codec="Int8"),
+        hvdc.Auto(model=model),
+    ):
+        assert made.routes().keys() == {"weight", "bias"}
+    for make in (hvdc.Int8, hvdc.Auto):
+        with pytest.raises(TypeError, match=r"expected 'model', got an unexpected .*'named_param"):
+            make(named_parameters=model.named_parameters())
+    with pytest.raises(TypeError, match=r"keyword 'bits': .*ECQ\(levels=7\) 4"):
+        hvdc.Int8(model, bits=4)
+
+
 @pytest.mark.parametrize("frontend", ("ddp", "distributed", "fsdp"))
 def test_frontends_without_names_of_codecs_say_what_to_write(frontend: str) -> None:
     for codec in (CODECS | FACTORS).values():
