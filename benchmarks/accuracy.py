@@ -106,18 +106,20 @@ def main(command_line: list[str] | None = None) -> int:
     )
     parser.add_argument("--baseline", type=compression, metavar="NAME",
         help=f"default: {BASELINE}, but with diloco {STOCK}, DDP's exchange in every step")  # fmt: skip
+    parser.add_argument("--ranks", type=positive, default=recipes.RANKS,
+        help="ranks that share this machine, or a host; with fsdp, replicas; default: 2")  # fmt: skip
     parser.add_argument("--shards", type=positive, default=1,
-        help="with fsdp: ranks of each of the two replicas; default: 1")  # fmt: skip
+        help="with fsdp: ranks of each replica; default: 1")  # fmt: skip
     parser.add_argument(
         "--hosts",
         type=positive,
         default=1,
-        help="if more than 1: hosts of a lab (python -m benchmarks.lab), two ranks on each; default: 1",
+        help="if more than 1: hosts of a lab (python -m benchmarks.lab); default: 1",
     )
     args = parser.parse_args(command_line)
     recipe = recipes.RECIPES[args.recipe]
     baseline = args.baseline or (STOCK if args.framework == "diloco" else BASELINE)
-    ranks = args.hosts * args.shards * recipes.RANKS
+    ranks = args.hosts * args.shards * args.ranks
     if args.hosts > 1 < args.shards:
         parser.error(f"argument --shards: expected 1 with more than one host, got {args.shards}")
     runs = args.out / "runs.json"
@@ -131,7 +133,7 @@ def main(command_line: list[str] | None = None) -> int:
         if args.hosts == 1:
             launch.horovodrun(ranks, "benchmarks.train", command)
         else:
-            launch.lab(args.hosts, recipes.RANKS, "benchmarks.train", command)
+            launch.lab(args.hosts, args.ranks, "benchmarks.train", command)
     except (ValueError, launch.RankError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -81,11 +81,11 @@ def make(frontend: Any, name: str, /, *model: Any, **options: Any) -> Any:
 
 
 def _split(name: str, options: Options) -> tuple[Route, Options]:
-    codec, rest = codec_class("compression", "codec", name), dict(options)
-    own = {one.name: rest.pop(one.name) for one in fields(codec) if one.name in rest}
+    kind, rest = codec_class("compression", "codec", name), dict(options)
+    codec = kind(**{one.name: rest.pop(one.name) for one in fields(kind) if one.name in rest})
     given = {one.name: rest.pop(one.name) for one in fields(ErrorFeedback) if one.name in rest}
     exchange, inner = rest.pop("exchange", ""), rest.pop("inner", None)
-    return Route(codec(**own), replace(codec.feedback, **given), exchange, inner), rest
+    return Route(codec, replace(codec.feedback, **given), exchange, inner), rest
 
 
 def parse(text: str, common: Options, last_layer: str) -> Compression:

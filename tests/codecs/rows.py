@@ -83,7 +83,7 @@ ROWS = (
     Row("ternary-192", Ternary(192, clip=1.0), 0x72832019, WEAK),
     Row("ternary-tensor", Ternary("tensor"), 0xADE60D91, WEAK, whole=True),
     Row("ecq", ECQ(4, "l2", 4096), 0x86027EF8, WEAK),
-    Row("ecq-default", ECQ(), 0x61F8A2BF, WEAK),
+    Row("ecq-default", ECQ(bucket=4096), 0x61F8A2BF, WEAK),
     Row("ecq-64", ECQ(1, "linf", 64), 0x9B629586, ErrorFeedback(0.2, 0.9)),
     Row("ecq-fine", ECQ(127, "l2", 128), 0x7ED9DE37, FULL),
     Row("ecq-tensor", ECQ(7, "l2", "tensor"), 0x11272207, WEAK, whole=True),
@@ -91,7 +91,7 @@ ROWS = (
     Row("ecq-entropy", ECQ(4, "l2", 4096, "entropy"), 0xC2CB8573, WEAK),
     Row("ecq-entropy-64", ECQ(7, "linf", 64, "entropy"), 0x3414EC73, WEAK),
     Row("ecq-entropy-tensor", ECQ(127, "linf", "tensor", "entropy"), 0x45D4708A, WEAK, whole=True),
-    Row("ecq-rotated", ECQ(rotate=True), 0x8F828B90, WEAK),
+    Row("ecq-rotated", ECQ(bucket=4096, rotate=True), 0x8F828B90, WEAK),
     Row("ecq-rotated-64", ECQ(1, bucket=64, rotate=True), 0xD7760708, ErrorFeedback(0.2, 0.9)),
     Row(
         "ecq-rotated-entropy",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from hvd_compress.codecs import (
     CODECS,
     ECQ,
     FP16,
+    QSGD,
     Codec,
     ErrorFeedback,
     Int8,
@@ -22,6 +23,8 @@ from hvd_compress.codecs import (
     Ternary,
     codec_from_config,
 )
+from hvd_compress.codecs.feedback import OFF
+from hvd_compress.exchanges.routing import Route
 
 BAD_GROUPS = (
     (0, ValueError),
@@ -150,8 +153,20 @@ def test_the_configuration_that_was_given_is_left_alone() -> None:
 def test_papers_feedback() -> None:
     feedback = {name: (codec.feedback.alpha, codec.feedback.beta) for name, codec in CODECS.items()}
     assert feedback["onebit"] == (1.0, 1.0)
-    assert feedback["ecq"] == (0.01, 1.0)
     assert all(not CODECS[name].feedback.enabled for name in ("int8", "ternary", "qsgd", "none"))
+
+
+def test_ecq_has_its_papers_feedback_with_its_papers_norm() -> None:
+    """Records show no gain from feedback with the largest value as the norm."""
+    paper = ErrorFeedback(0.01, 1.0)
+    assert ECQ(4, "l2").feedback == Route(ECQ(1, "l2", coding="entropy")).feedback == paper
+    assert OFF == ECQ.feedback == ECQ().feedback == ECQ(1).feedback == QSGD(4, "l2").feedback
+    assert replace(ECQ(norm="l2"), norm="linf").feedback == OFF
+
+
+def test_the_defaults_of_four_bits_are_one_bucket_and_no_residual() -> None:
+    assert ECQ().bucket == QSGD().bucket == 512
+    assert Route(ECQ()).feedback == Route(QSGD()).feedback == OFF
 
 
 def test_a_codec_has_no_feedback_unless_it_says_so() -> None:

@@ -45,7 +45,7 @@ def test_rotations_keep_norms_and_turn_back(x: np.ndarray) -> None:
 
 
 def test_large_elements_cost_the_others_less() -> None:
-    plain, turned = ECQ(), ECQ(rotate=True)
+    plain, turned = ECQ(bucket=4096), ECQ(bucket=4096, rotate=True)
     x = normal((2**18,))
     errors = [np.sum((through(codec, x) - x) ** 2) for codec in (plain, turned)]
     assert errors[1] == pytest.approx(errors[0], rel=0.15)
