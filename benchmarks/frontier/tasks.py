@@ -12,9 +12,21 @@ METHODS = (
     NONE,
     "bf16",
     "int8",
-    *("ecq:levels=15", "ecq", "ecq:coding=entropy", "ecq:levels=2,coding=entropy"),
-    *("ecq:levels=4,norm=l2,coding=entropy", "ecq:levels=1,norm=l2,coding=entropy"),
-    *("qsgd", "qsgd:levels=4,norm=l2,coding=entropy", "qsgd:levels=1,norm=l2,coding=entropy"),
+    *(
+        "ecq:levels=15,bucket=4096,alpha=0.01",
+        "ecq:bucket=4096,alpha=0.01",
+        "ecq:coding=entropy,bucket=4096,alpha=0.01",
+        "ecq:levels=2,coding=entropy,bucket=4096,alpha=0.01",
+    ),
+    *(
+        "ecq:levels=4,norm=l2,coding=entropy,bucket=4096",
+        "ecq:levels=1,norm=l2,coding=entropy,bucket=4096",
+    ),
+    *(
+        "qsgd:bucket=4096",
+        "qsgd:levels=4,norm=l2,coding=entropy,bucket=4096",
+        "qsgd:levels=1,norm=l2,coding=entropy,bucket=4096",
+    ),
     *("ternary", "ternary:coding=entropy"),
     *("onebit", "onebit:group=column", "onebit:group=tensor", "onebit:alpha=0"),
     *("topk:keep=512,bits=4", "topk:keep=256", "topk", "topk:keep=16"),
@@ -25,23 +37,36 @@ METHODS = (
 """The methods on images: codecs with settings; after ``ef21-sgdm+``, codecs in EF21 with momentum, which
 replaces error feedback; Signum with majority vote; the signs of the workers' average momentum, for which 32
 bits are sent."""
-_ROTATED = "ecq:rotate=True,bucket=128"
+_ROTATED = "ecq:rotate=True,bucket=128,alpha=0.01"
 EQUAL_BITS = (
     *(NONE, "bf16", "int8", "int8:kind=linear", "int8:kind=e4m3"),
-    *("ecq", _ROTATED, "qsgd", "qsgd:bucket=512"),
+    *("ecq:bucket=4096,alpha=0.01", _ROTATED, "qsgd:bucket=4096", "qsgd:bucket=512"),
     "powersgd:rank=4",
 )
 """The methods that every optimizer on text is tried with: 16, 8 and about 4 bits, and PowerSGD."""
 TEXT_METHODS = (
     *EQUAL_BITS,
-    *("ecq:levels=15", "ecq:levels=2,coding=entropy", "ecq:levels=4,norm=l2,coding=entropy"),
+    *(
+        "ecq:levels=15,bucket=4096,alpha=0.01",
+        "ecq:levels=2,coding=entropy,bucket=4096,alpha=0.01",
+        "ecq:levels=4,norm=l2,coding=entropy,bucket=4096",
+    ),
     *("ternary", "onebit", "onebit:group=column", "topk:keep=512,bits=4", "topk:keep=256"),
 )
 """The methods on text with AdamW."""
 RESNET_METHODS = (
-    *(NONE, "bf16", "int8", "ecq", "ecq:levels=2,coding=entropy"),
-    *("ecq:levels=4,norm=l2,coding=entropy", "ecq:levels=1,norm=l2,coding=entropy"),
-    *("qsgd", "qsgd:levels=1,norm=l2,coding=entropy", "ternary"),
+    *(
+        NONE,
+        "bf16",
+        "int8",
+        "ecq:bucket=4096,alpha=0.01",
+        "ecq:levels=2,coding=entropy,bucket=4096,alpha=0.01",
+    ),
+    *(
+        "ecq:levels=4,norm=l2,coding=entropy,bucket=4096",
+        "ecq:levels=1,norm=l2,coding=entropy,bucket=4096",
+    ),
+    *("qsgd:bucket=4096", "qsgd:levels=1,norm=l2,coding=entropy,bucket=4096", "ternary"),
     *("onebit", "onebit:group=column", "topk:keep=256", "topk", SIGNUM, SIGNUM_32),
     *LOW_RANK,
 )

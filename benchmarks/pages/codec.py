@@ -88,7 +88,7 @@ def normal() -> Table:
         ('`levels=1, norm="l2"`', 1, "l2"),
         ('`levels=4, norm="l2"`', 4, "l2"),
         ("`levels=4`", 4, "linf"),
-        ("the defaults, 7 levels", 7, "linf"),
+        ("`levels=7`", 7, "linf"),
     ):
         plain, coded = (_histogram(levels, norm, way, [x]) for way in ("plain", "entropy"))
         bits = (plain.packed_bits, coded.packed_bits, coded.coded_bits)
@@ -153,14 +153,15 @@ def text_bytes() -> Table:
     lost = {one["compression"]: one for one in record("accuracy-text")["compressions"]}
     lines = []
     for name, spec in (
-        ("ECQ, the defaults", "ecq"),
-        ('ECQ, `levels=4, norm="l2"`', "ecq:levels=4,norm=l2"),
+        ("ECQ, 7 levels, `alpha=0.01`", "ecq:{}bucket=4096,alpha=0.01"),
+        ("ECQ, the paper's settings", "ecq:levels=4,norm=l2,{}bucket=4096"),
         ("1-bit SGD", "onebit"),
     ):
-        plain = lost[spec]["message_bytes_per_step"]
-        coded = runs.get(f"{spec}{',' if ':' in spec else ':'}coding=entropy")
+        own = lost[spec.format("")]
+        plain = own["message_bytes_per_step"]
+        coded = runs.get(spec.format("coding=entropy,"))
         cell = "" if coded is None else f"{_after_the_first(coded, plain):,.0f}"
-        lines.append((name, f"{plain:,.0f}", cell, f"{lost[spec]['difference']:+.3f}"))
+        lines.append((name, f"{plain:,.0f}", cell, f"{own['difference']:+.3f}"))
     return Table(("setting", "bytes a step, plain", "entropy coded", "difference"), lines)
 
 

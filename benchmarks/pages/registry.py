@@ -30,15 +30,22 @@ from benchmarks.papers.registry import EXPERIMENTS
 from benchmarks.tables import Table
 
 _ADAMW = (
-    *("none", "int8", "ecq", "qsgd", "onebit"),
+    *("none", "int8", "ecq:bucket=4096,alpha=0.01", "qsgd:bucket=4096", "onebit"),
     *("onebit:warmup_steps=100", "onebit:warmup_steps=200"),
 )
 _ONCE = (
-    *("none", "int8", "ecq", "ecq:levels=4,norm=l2", "qsgd", "qsgd:levels=4,norm=l2"),
+    *(
+        "none",
+        "int8",
+        "ecq:bucket=4096,alpha=0.01",
+        "ecq:levels=4,norm=l2,bucket=4096",
+        "qsgd:bucket=4096",
+        "qsgd:levels=4,norm=l2,bucket=4096",
+    ),
     *("qsgd:bucket=512", "onebit"),
 )
 _RESIDUALS = (
-    *("ecq", "ecq:residual_dtype=bfloat16"),
+    *("ecq:bucket=4096,alpha=0.01", "ecq:residual_dtype=bfloat16,bucket=4096,alpha=0.01"),
     *("onebit:warmup_steps=100", "onebit:warmup_steps=100,residual_dtype=bfloat16"),
 )
 
@@ -82,7 +89,7 @@ TABLES: dict[str, Callable[[], Table]] = {
         (
             "accuracy-text-muon-4bit",
             (
-                "ecq:rotate=True,bucket=128",
+                "ecq:rotate=True,bucket=128,alpha=0.01",
                 "ecq:rotate=True,bucket=128,alpha=0.8",
                 "ecq:rotate=True,bucket=64,alpha=0.8",
             ),
@@ -97,7 +104,13 @@ TABLES: dict[str, Callable[[], Table]] = {
         accuracy.differences,
         (
             "accuracy-text",
-            ("ecq", "ecq:levels=4,norm=l2", "qsgd", "qsgd:levels=4,norm=l2", "qsgd:bucket=512"),
+            (
+                "ecq:bucket=4096,alpha=0.01",
+                "ecq:levels=4,norm=l2,bucket=4096",
+                "qsgd:bucket=4096",
+                "qsgd:levels=4,norm=l2,bucket=4096",
+                "qsgd:bucket=512",
+            ),
         ),
     ),
     "frontier": partial(_frontier_table, "lenet"),

@@ -39,7 +39,7 @@ METHODS = {
     WHOLE: "the same, the gradient as one tensor",
     "onebit": "defaults here",
     "ternary": "defaults here",
-    "ecq:levels=7,norm=linf": "better accuracy here",
+    "ecq:levels=7,norm=linf,bucket=4096,alpha=0.01": "better accuracy here",
 }
 """The settings of section 6.2, footnote 1, and others."""
 

@@ -28,8 +28,8 @@ PUBLISHED = {
 """Error rates of ResNet-20 on CIFAR-10 in per cent, by alpha and beta; None did not converge."""
 BEYOND = (0.2, 0.4, 1.0)
 """Alphas of ours, with beta = 1, further beyond the bound."""
-QSGD = "qsgd:levels=4,norm=l2"
 _BUCKET = 4096
+QSGD = f"qsgd:levels=4,norm=l2,bucket={_BUCKET}"
 
 
 def cases(full: bool) -> list[Recipe]:
@@ -38,7 +38,10 @@ def cases(full: bool) -> list[Recipe]:
     texts = [
         NONE,
         QSGD,
-        *(f"ecq:levels=4,norm=l2,alpha={alpha},beta={beta}" for alpha, beta in pairs),
+        *(
+            f"ecq:levels=4,norm=l2,alpha={alpha},beta={beta},bucket={_BUCKET}"
+            for alpha, beta in pairs
+        ),
     ]
     common: dict[str, Any] = {"model": "lenet", "steps": 200, "workers": 2, "lr": 0.02}
     if full:

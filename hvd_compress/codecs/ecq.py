@@ -192,6 +192,9 @@ class ECQ(LevelCodec):
 
 @dataclass(frozen=True)
 class QSGD(ECQ):
-    """QSGD (Alistarh et al., 2017): :class:`ECQ` without error feedback, whatever the norm; the bytes are the same."""
+    """QSGD (Alistarh et al., 2017): :class:`ECQ` without error feedback, whatever the norm.
+
+    The bytes are the same.
+    """
 
     feedback: ClassVar[ErrorFeedback] = OFF
