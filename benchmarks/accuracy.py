@@ -54,7 +54,7 @@ def compare(outcome: Results, recipe: Recipe, baseline: str = BASELINE) -> list[
                 "low": interval.low,
                 "high": interval.high,
                 "message_bytes_per_step": statistics.fmean(r.message_bytes_per_step for r in made),
-                "parameters_identical": all(run.parameters_identical for run in made),
+                "parameters_identical": all(run.parameters_identical is not False for run in made),
             }
         )
     return rows

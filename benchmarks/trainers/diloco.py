@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from benchmarks.settings import Settings
 from benchmarks.trainers import distributed
 from benchmarks.trainers.ddp import DDPSession
 from benchmarks.trainers.torch import TorchSession, TorchTrainer
-from hvd_compress.diloco import DiLoCo
+from hvd_compress.codecs import NoCompression
+from hvd_compress.diloco import AVERAGE, DiLoCo
 
 _SYNC_EVERY = 100
 _OWN = ("sync_every", "fragments", "delay", "mixing")
@@ -29,23 +31,25 @@ class DiLoCoSession(distributed.DistributedSession):
     """Implements :class:`benchmarks.loop.Session`: the common parameters are tested.
 
     A compression takes DiLoCo's arguments beside the codec's, and ``outer_lr`` and ``outer_momentum``.
+    Ranks that train alone average their parameters once, at the end.
     """
 
     _diloco: DiLoCo | None = None
 
     def _wrap(self, settings: Settings, compression: Compression, options: dict[str, Any]) -> None:
-        if compression.name == LOCAL:
-            return
-        own = {name: options.pop(name) for name in _OWN if name in options}
+        name = compression.name
+        if name == LOCAL:
+            name, options = NoCompression.name, {"sync_every": sys.maxsize}
+        own = {one: options.pop(one) for one in _OWN if one in options}
         sgd = functools.partial(
             torch.optim.SGD,
-            lr=options.pop("outer_lr", 0.7),
-            momentum=(momentum := options.pop("outer_momentum", 0.9)),
+            lr=options.pop("outer_lr", AVERAGE.keywords["lr"]),
+            momentum=(momentum := options.pop("outer_momentum", 0.0)),
             nesterov=momentum > 0,
         )
         self._model = copy.deepcopy(self._plain)
         try:
-            self.compressor = compressions.make(hvdc, compression.name, **options)
+            self.compressor = compressions.make(hvdc, name, **options)
         except TypeError as error:
             raise TypeError(f"{error}; of DiLoCo: {', '.join((*_OWN, *_OUTER))}") from error
         self._at_once = not own.get("delay") and own.get("fragments", 1) == 1

@@ -8,6 +8,6 @@ from hvd_compress.needs import need
 need(__name__)
 
 from hvd_compress.diloco.checkpoint import ShardedState
-from hvd_compress.diloco.diloco import DiLoCo
+from hvd_compress.diloco.diloco import AVERAGE, NESTEROV, DiLoCo
 
-__all__ = ["DiLoCo", "ShardedState"]
+__all__ = ["AVERAGE", "NESTEROV", "DiLoCo", "ShardedState"]

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+AVERAGE = functools.partial(torch.optim.SGD, lr=1.0)
+"""The default outer optimizer: the common parameters become the average of the ranks' parameters."""
+
 NESTEROV = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
-"""The outer optimizer of the paper."""
+"""The outer optimizer of the paper. In short trainings from the beginning, it is worse than no exchange at
+all (``docs/diloco.md``)."""
+
+_LEAST_RATE = 0.1
 
 
 class DiLoCo(RebindingDiLoCo):
@@ -48,7 +55,8 @@ class DiLoCo(RebindingDiLoCo):
     ``sync_every`` steps. With a ``delay``, the ranks make ``delay`` further steps during an exchange
     (Streaming DiLoCo, Douillard et al., 2025).
 
-    An outer SGD with ``lr=1`` and no momentum is local SGD: the parameters themselves are averaged.
+    The default outer optimizer is SGD with ``lr=1`` and no momentum, which is local SGD: the parameters
+    themselves are averaged. The paper's is :data:`hvd_compress.diloco.NESTEROV`.
 
     If a difference of some rank holds an Inf or a NaN, the round is dropped on all ranks: the common
     parameters stay unchanged, each rank takes them, and residuals become what they were.
@@ -63,9 +71,10 @@ class DiLoCo(RebindingDiLoCo):
         sync_every: the number of steps between two exchanges of the same parameter; 500 in most of the
             paper.
         outer_optimizer: a function that is called once with the common parameters and returns a
-            ``torch.optim.Optimizer``. The default is SGD with Nesterov momentum 0.9 and a learning rate of
-            0.7. With a mesh, the parameters are this rank's shards, so that an optimizer that needs whole
-            parameters, such as for their norms, gives other results.
+            ``torch.optim.Optimizer``, by default SGD with a learning rate of 1. A rate below 0.1 is a
+            warning: SGD then discards most of what a round has learnt. With a mesh, the parameters are
+            this rank's shards, so that an optimizer that needs whole parameters, such as for their norms,
+            gives other results.
         fragments: the number of parts in which the model is exchanged; or, for each part, a list of
             patterns (``fnmatch``) of its parameters' names.
         delay: the number of steps after which the average is needed and used, below ``sync_every``; with a
@@ -95,7 +104,7 @@ class DiLoCo(RebindingDiLoCo):
         codec: Codec | Route | str | hvdc.Compressor,
         *,
         sync_every: int,
-        outer_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = NESTEROV,
+        outer_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = AVERAGE,
         fragments: int | Sequence[Sequence[str]] = 1,
         delay: int = 0,
         mixing: float | None = None,
@@ -120,6 +129,7 @@ class DiLoCo(RebindingDiLoCo):
             checks.check_number("DiLoCo", "mixing", mixing, 0, 1)
             common = CommonParameters(model, outer_optimizer)
             compressor.check_patterns(list(common.kinds))
+            _warn_of_small_rates(common.outer)
             parts = Fragments(
                 Fragment(number, names, common, compressor, shards)
                 for number, names in enumerate(split(common.own, fragments))
@@ -439,3 +449,15 @@ class DiLoCo(RebindingDiLoCo):
                 f"DiLoCo.{who}: expected no exchange under way; call synchronize() first"
             )
         check_state(who, state, self._common, self._fragments, self._configuration)
+
+
+def _warn_of_small_rates(outer: torch.optim.Optimizer) -> None:
+    """Warns of what is torch's default more often than a choice: its SGD takes a rate of 0.001."""
+    rate = min(float(group["lr"]) for group in outer.param_groups)
+    if rate < _LEAST_RATE:
+        warnings.warn(
+            f"DiLoCo.outer_optimizer: expected a learning rate of {_LEAST_RATE} or more, got {rate:g}: SGD "
+            f"uses only this share of what the ranks have learnt in a round, and discards the rest. "
+            f"functools.partial(torch.optim.SGD, lr=1.0) uses all of it",
+            stacklevel=3,
+        )

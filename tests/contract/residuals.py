@@ -268,12 +268,12 @@ def a_change_of_codec_loses_no_mass(frontend: Frontend, exchange: str) -> None:
 
 
 _CHANGES: dict[str, list[tuple[Any, ...]]] = {
-    name: [(ECQ(),), (OneBit(512),), (NoCompression(),)] for name in ROWS
+    name: [(ECQ(), WEAK), (OneBit(512),), (NoCompression(),)] for name in ROWS
 } | {
     "allgather": [(Int8("linear"), FULL), (OneBit("column"),), (NoCompression(),)],
     "two_shot": [(OneBit("column"), FULL), (OneBit(512),), (NoCompression(),)],
     "hierarchical": [(ECQ(), WEAK, "", Int8()), (OneBit("column"),), (NoCompression(),)],
-    "integer_sum": [(ECQ(8, "linf"),), (ECQ(100, "l2", 128),), (NoCompression(),)],
+    "integer_sum": [(ECQ(8, "linf"), WEAK), (ECQ(100, "l2", 128),), (NoCompression(),)],
     "low_rank": [
         (PowerSGD(5),),
         (OneBit(512), FULL, "two_shot"),

@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
 from hvd_compress import OneBit
-from hvd_compress.diloco import DiLoCo
 from hvd_compress.engine.state import unsent
+from tests.diloco.nesterov import DiLoCo
 from tests.torch_models import Probe, targets
 
 SHAPES = {"first": (70, 40), "second": (3000,), "third": (1500,)}

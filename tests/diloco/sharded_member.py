@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
 from hvd_compress import OneBit
-from hvd_compress.diloco import DiLoCo
+from tests.diloco.nesterov import DiLoCo
 from tests.diloco.test_shards import FRAGMENTS, SHAPES, parts, train
 from tests.fsdp.probes import Net, mesh_of, shard
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,17 +13,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import hvd_compress.diloco
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import ECQ, Int8, NoCompression, OneBit, PowerSGD
-from hvd_compress.diloco import DiLoCo
+from hvd_compress.diloco import AVERAGE, NESTEROV
 from tests.contract.cases import ROWS
+from tests.diloco.nesterov import DiLoCo
 from tests.elsewhere import elsewhere
 from tests.ranks import on_ranks
 from tests.torch_models import Probe, Simulation, assert_same_bits, targets
 
 SHAPES = {"first": (70, 40), "second": (3000,), "third": (1500,)}
 NAMES = list(SHAPES)
-AVERAGE = functools.partial(torch.optim.SGD, lr=1.0)
 
 
 def _compressor(codec: Any = None, exchange: str = "allgather") -> hvdc.Compressor:
@@ -81,9 +83,9 @@ class _Everywhere:
 def test_all_parameters_at_once() -> None:
     rows: list[tuple[str, Any]] = [
         ("allgather", OneBit()),
-        ("allgather", ECQ()),
+        ("allgather", ECQ(norm="l2")),
         ("two_shot", Int8()),
-        ("integer_sum", ECQ()),
+        ("integer_sum", ECQ(norm="l2")),
         ("low_rank", PowerSGD(1)),
     ]
     for exchange, codec in rows:
@@ -133,10 +135,10 @@ def test_fragments_that_arrive_later() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_local_sgd_averages_the_parameters() -> None:
+    """This is the default."""
     model = Probe(SHAPES)
-    diloco = DiLoCo(
-        model, _compressor(NoCompression()), sync_every=5, outer_optimizer=AVERAGE, delay=2
-    )
+    compressor = _compressor(NoCompression())
+    diloco = hvd_compress.diloco.DiLoCo(model, compressor, sync_every=5, delay=2)
     _train(diloco, model, range(3))
     own = {name: p.detach().clone() for name, p in model.named_parameters()}
     diloco.synchronize()
@@ -305,6 +307,19 @@ def test_wrong_arguments() -> None:
         DiLoCo(Probe(SHAPES).requires_grad_(False), _compressor(), sync_every=4)
     with pytest.raises(ValueError, match="weight: expected a parameter with memory"):
         DiLoCo(torch.nn.Linear(9, 9, device="meta"), _compressor(), sync_every=4)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_an_outer_rate_that_discards_most_of_a_round() -> None:
+    """As does SGD's own, 0.001, which is what ``outer_optimizer=SGD`` takes."""
+    rates = {0.001: torch.optim.SGD, 0.09: functools.partial(torch.optim.SGD, lr=0.09)}
+    for rate, outer in rates.items():
+        with pytest.warns(UserWarning, match=f"learning rate of 0.1 or more, got {rate}: SGD"):
+            DiLoCo(Probe(SHAPES), _compressor(), sync_every=4, outer_optimizer=outer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for outer in (AVERAGE, NESTEROV, functools.partial(torch.optim.SGD, lr=0.1)):
+            DiLoCo(Probe(SHAPES), _compressor(), sync_every=4, outer_optimizer=outer)
 
 
 def _assert_close(

@@ -13,7 +13,7 @@ from torch import nn
 
 import hvd_compress.distributed as hvdc
 from hvd_compress import NoCompression, OneBit
-from hvd_compress.diloco import DiLoCo
+from tests.diloco.nesterov import DiLoCo
 from tests.ranks import on_ranks
 from tests.torch_models import assert_same_bits
 

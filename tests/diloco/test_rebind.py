@@ -21,11 +21,11 @@ import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
 from hvd_compress import OneBit
-from hvd_compress.diloco import DiLoCo
 from hvd_compress.diloco.progress import Progress, all_to_send, behind, merged, sources
 from tests import jobs
 from tests.ddp.test_states_that_do_not_fit import _alike
 from tests.diloco import member
+from tests.diloco.nesterov import DiLoCo
 from tests.ranks import on_ranks
 from tests.torch_models import Probe, assert_same_bits, targets
 

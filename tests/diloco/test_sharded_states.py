@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 
 import hvd_compress.distributed as hvdc
 from hvd_compress import NoCompression, PowerSGD
-from hvd_compress.diloco import DiLoCo, ShardedState
+from hvd_compress.diloco import ShardedState
 from hvd_compress.diloco.common import as_placed
 from hvd_compress.engine.state import unsent
+from tests.diloco.nesterov import DiLoCo
 from tests.diloco.test_shards import CODED, FRAGMENTS, SHAPES, learn, parts, train
 from tests.fsdp.probes import Net, mesh_of, shard
 from tests.ranks import on_ranks

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import hvd_compress.distributed as hvdc
 from hvd_compress import ErrorFeedback, Int8, NoCompression, OneBit, Route
-from hvd_compress.diloco import DiLoCo
+from tests.diloco.nesterov import DiLoCo
 from tests.fsdp import probes
 from tests.fsdp.probes import Net, mesh_of, shard
 from tests.ranks import on_ranks

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
 from hvd_compress import OneBit
-from hvd_compress.diloco import DiLoCo
 from tests.ddp.test_states_that_do_not_fit import _alike, _altered
+from tests.diloco.nesterov import DiLoCo
 from tests.ranks import on_ranks
 
 

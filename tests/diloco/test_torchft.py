@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
 from hvd_compress import Int8, OneBit
-from hvd_compress.diloco import DiLoCo
+from tests.diloco.nesterov import DiLoCo
 from tests.jobs import ROOT
 from tests.torch_models import Probe
 

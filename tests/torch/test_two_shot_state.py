@@ -87,10 +87,10 @@ def test_adagrad_is_that_of_torch_where_nothing_is_lost() -> None:
 
 @on_ranks(3)
 def test_a_resumed_run_continues_bit_for_bit() -> None:
-    rows: list[tuple[str, dict[str, Any]]] = [
+    rows: list[tuple[Codec | str, dict[str, Any]]] = [
         ("onebit", {}),
         ("ternary", {}),
-        ("ecq", {}),
+        (ECQ(norm="l2"), {}),
         ("onebit", {"owner_step": hvdc.AdaGrad()}),
     ]
     for name, options in rows:
