@@ -68,6 +68,7 @@ MARKERS = {
     "docs/test_docstrings.py": ("exhaustive",),
     "docs/test_pages.py": ("exhaustive",),
     "docs/test_quickstart.py": ("exhaustive",),
+    "docs/test_recipes.py": ("exhaustive",),
     "faults": ("exhaustive", "solo"),
     "fsdp/test_beside_stock.py": ("exhaustive",),
     "keras/test_elastic.py": ("exhaustive", "solo"),
