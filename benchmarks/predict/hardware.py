@@ -174,7 +174,7 @@ CPU = Profile(
         MeasuredSpeed(OneBit(), 3.739e-10, 5.506e-10, 2.393e-10),
         MeasuredSpeed(Int8(), 3.524e-10, 5.368e-10, 3.217e-10),
         MeasuredSpeed(Ternary(), 6.471e-10, 8.409e-10, 3.338e-10),
-        MeasuredSpeed(ECQ(levels=4, norm="l2"), 6.569e-10, 7.75e-10, 2.914e-10),
+        MeasuredSpeed(ECQ(4, "l2", 4096), 6.569e-10, 7.75e-10, 2.914e-10),
     ),
 )
 """An Intel Xeon with AVX-512, on which a rank has two threads for codecs."""
