@@ -8,6 +8,9 @@ statement is that the mean of every margin is above zero. With Student's t inter
 - it *does not hold* if the interval of some margin lies below zero (with k margins, the intervals are of
   100 - 5 / k percent, after Bonferroni, because any of them may be the one);
 - otherwise, the verdict is *cannot tell*: there are too few seeds.
+
+A margin that is the same with every seed has no variance for an interval. A sign test decides instead,
+which takes six seeds.
 """
 
 from __future__ import annotations
@@ -19,9 +22,13 @@ from enum import StrEnum
 
 import numpy as np
 
-from benchmarks.intervals import mean
+from benchmarks.intervals import Interval, mean
 
 CONFIDENCE = 0.95
+SAME_POINTS = 0.2
+"""Percentage points of accuracy; see :func:`same`."""
+SAME_BITS = 0.01
+"""Bits a byte of text; see :func:`same`."""
 POWER = 0.8
 """The probability with which a difference of :attr:`Finding.detectable` is found."""
 
@@ -41,7 +48,8 @@ class Finding:
     Attributes:
         verdict: the verdict.
         seeds: the number of seeds, or of trainings in :func:`mostly`.
-        margin: the mean and the ends of the interval; None if there is no interval.
+        margin: the mean and the ends of the interval, three times the same number where all seeds share it;
+            None if there is no interval.
         detectable: the smallest mean margin that as many seeds with the same variance would show with a
             probability of 80%; None if there is no such number.
     """
@@ -63,6 +71,11 @@ def judge(*margins: Sequence[float] | np.ndarray) -> Finding:
     order = list(Verdict)
     # Among margins with the same verdict, the one nearest to another verdict in units of its uncertainty.
     return min(found, key=lambda one: (order.index(one.verdict), _strength(one)))
+
+
+def same(difference: Interval, margin: float) -> bool:
+    """Whether a page may call two results the same: the difference's interval lies within the margin."""
+    return -margin < difference.low and difference.high < margin
 
 
 def mostly(events: int, runs: int) -> Finding:
@@ -88,12 +101,24 @@ def detectable(deviation: float, seeds: int) -> float:
 def _part(margin: np.ndarray, parts: int) -> Finding:
     if margin.size < 2 or not np.isfinite(margin).all():
         return Finding(Verdict.UNKNOWN, margin.size)
+    if np.ptp(margin) == 0:
+        return _constant(float(margin[0]), margin.size, parts)
     narrow = mean(margin, CONFIDENCE)
     wide = mean(margin, 1 - (1 - CONFIDENCE) / parts)
     verdict = _of(narrow.low, wide.high)
     least = detectable(float(margin.std(ddof=1)), margin.size)
     found = (_digits(narrow.mean), _digits(narrow.low), _digits(narrow.high))
     return Finding(verdict, margin.size, found, _digits(least))
+
+
+def _constant(margin: float, seeds: int, parts: int) -> Finding:
+    """Judges by a two-sided sign test a margin that all seeds share."""
+    chance, alpha, verdict = 2.0 ** (1 - seeds), 1 - CONFIDENCE, Verdict.UNKNOWN
+    if margin > 0 and chance < alpha:
+        verdict = Verdict.HOLDS
+    elif margin < 0 and chance < alpha / parts:
+        verdict = Verdict.FAILS
+    return Finding(verdict, seeds, (_digits(margin),) * 3)
 
 
 def _of(low: float, high: float) -> Verdict:

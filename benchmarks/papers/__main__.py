@@ -111,9 +111,12 @@ def claims_table(claims: list[Claim]) -> Table:
 
 def _cells(finding: Finding) -> tuple[str, ...]:
     margin = finding.margin
+    shown = "-" if margin is None else "{:.3g} ({:.3g} to {:.3g})".format(*margin)
+    if margin and margin[1] == margin[2] and finding.detectable is None:
+        shown = f"{margin[0]:.3g} with every seed"
     return (
         finding.verdict,
-        "-" if margin is None else "{:.3g} ({:.3g} to {:.3g})".format(*margin),
+        shown,
         str(finding.seeds),
         "-" if finding.detectable is None else f"{finding.detectable:.2g}",
     )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.verdicts import Verdict, detectable, judge, mostly
+from benchmarks.intervals import Interval
+from benchmarks.verdicts import SAME_BITS, SAME_POINTS, Verdict, detectable, judge, mostly, same
 
 
 def test_one_margin() -> None:
@@ -39,8 +40,22 @@ def test_one_of_many_margins_below_zero_may_be_chance() -> None:
 def test_trainings_that_diverge_and_single_seeds_tell_nothing() -> None:
     assert judge([1.0]).verdict == Verdict.UNKNOWN
     assert judge([1.0, 1.1, float("nan")]).verdict == Verdict.UNKNOWN
-    assert judge([1.0, 1.0, 1.0]).verdict == Verdict.HOLDS
-    assert judge([0.0, 0.0]).verdict == Verdict.UNKNOWN
+
+
+def test_a_margin_without_variance_takes_six_seeds_and_more_beside_others() -> None:
+    """By a two-sided sign test: five equal signs have a chance of 1/16, six of 1/32, seven of 1/64."""
+    assert [judge([1.0] * n).verdict for n in (3, 5)] == [Verdict.UNKNOWN] * 2
+    assert judge([1.0] * 6).verdict == Verdict.HOLDS
+    assert judge([-1.0] * 6).verdict == Verdict.FAILS
+    assert judge([-1.0] * 6, [3.0, 3.1, 3.2]).verdict == Verdict.UNKNOWN
+    assert judge([-1.0] * 7, [3.0, 3.1, 3.2]).verdict == Verdict.FAILS
+    assert judge([0.0] * 9).verdict == Verdict.UNKNOWN
+
+
+def test_results_are_the_same_where_the_whole_interval_lies_within_the_margin() -> None:
+    assert same(Interval(0.001, 0.008), SAME_BITS) and same(Interval(-0.001, 0.008), SAME_BITS)
+    assert not same(Interval(0.001, 0.0095), SAME_BITS)
+    assert not same(Interval(0.0, 0.2), SAME_POINTS)
 
 
 @pytest.mark.parametrize(
