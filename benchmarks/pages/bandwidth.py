@@ -70,7 +70,7 @@ def crossing(name: str, times: Times) -> float | None:
 def table(times: Times | None = None) -> Table:
     """A line for each choice: milliseconds of a step, and the rate up to which it beats no compression."""
     times = times or seconds()
-    header = ("ms a step", *map(_link, LINKS.values()), "faster than none up to")
+    header = ("ms a step", *map(shown, LINKS.values()), "faster than none up to")
     rows = [
         [SHOWN[name][0], *(f"{1e3 * one:.0f}" for one in own), _up_to(name, times)]
         for name, own in times.items()
@@ -107,7 +107,7 @@ def draw(path: Path) -> None:
     axes.set(
         xscale="log", yscale="log", ylabel="milliseconds a step", xlabel="rate of each host's link"
     )
-    axes.set_xticks(places, [_link(link) for link in LINKS.values()])
+    axes.set_xticks(places, [shown(link) for link in LINKS.values()])
     axes.tick_params(axis="x", which="minor", bottom=False)
     low, high = axes.get_ylim()
     ticks = [tick for tick in (20, 30, 50, 70, 100, 200, 300, 500, 700) if low < tick < high]
@@ -131,7 +131,8 @@ def _crossings(times: Times) -> list[tuple[float, float]]:
     return [(rate, math.exp(float(np.interp(math.log(rate), links, none)))) for rate in inside]
 
 
-def _link(rate: float) -> str:
+def shown(rate: float) -> str:
+    """A rate in Mbit/s as the pages write it."""
     if math.isinf(rate):
         return "no limit"
     return f"{rate:g} Mbit/s" if rate < 1000 else f"{rate / 1000:g} Gbit/s"
@@ -143,4 +144,4 @@ def _up_to(name: str, times: Times) -> str:
     rate = crossing(name, times)
     if rate is None:
         return "nowhere"
-    return "any" if math.isinf(rate) else _link(float(f"{rate:.2g}"))
+    return "any" if math.isinf(rate) else shown(float(f"{rate:.2g}"))

@@ -26,13 +26,17 @@ SHOWN = {
 }
 
 
+def rounds(name: str) -> dict[str, list[float]]:
+    """The median seconds of a step by compression, one number for each seed of a record."""
+    found: dict[str, list[float]] = {choice: [] for choice in SHOWN}
+    for run in record(name)["runs"]:
+        found[run["compression"]].append(run["step_seconds"]["median"])
+    return found
+
+
 def seconds(name: str) -> dict[str, float]:
-    """The median seconds of a step by compression, over the seeds of a record."""
-    runs = record(name)["runs"]
-    return {
-        choice: median(r["step_seconds"]["median"] for r in runs if r["compression"] == choice)
-        for choice in SHOWN
-    }
+    """The median of :func:`rounds`."""
+    return {choice: median(own) for choice, own in rounds(name).items()}
 
 
 def table() -> Table:
