@@ -33,6 +33,9 @@ _ALEXNET = {
 _KERNELS = ("onebit", "int8", "ternary", "ecq")
 _CODECS = ("int8", "ecq", "onebit")
 _PAIRS = "onebit:exchange=two_shot"
+_MNIST = "MNIST, LeNet (61,706), momentum, 5 workers"
+_DENSE = "MNIST, four dense layers (134,794), momentum, 4 workers"
+_RESNET = "digits, ResNet-20 (269,722), momentum, 5 workers"
 _DIGITS, _TEXT = "digits, LeNet (61,706), ", "text, a transformer (470,784), "
 
 
@@ -79,9 +82,9 @@ def accuracy() -> Table:
             ecq="ecq:exchange=two_shot",
             onebit=_PAIRS,
         ),
-        _frontier("MNIST, LeNet (61,706), momentum, 5 workers", LENET),
-        _two_shots("MNIST, four dense layers (134,794), momentum, 4 workers in two shots"),
-        _frontier("digits, ResNet-20 (269,722), momentum, 5 workers", RESNET),
+        _frontier(_MNIST, LENET),
+        _feedback(f"{_DENSE} in two shots", _PAIRS),
+        _frontier(_RESNET, RESNET),
         _pairs(f"{_TEXT}momentum", "accuracy-text-momentum"),
         _pairs("the same with AdamW", "accuracy-text"),
         _pairs(
@@ -97,6 +100,25 @@ def accuracy() -> Table:
     codecs = ("`Int8`", "`ECQ`", "`OneBit`")
     header = ("training (parameters)", "steps", "seeds", "uncompressed", *codecs, "record")
     return Table(header, lines)
+
+
+def onebit() -> Table:
+    """The differences of :func:`accuracy` of all trainings on images with 1-bit SGD."""
+    shared = "onebit:exchange=hierarchical"
+    lines = [
+        _pairs(f"{_DIGITS}momentum", "accuracy"),
+        _pairs("the same in TensorFlow", "accuracy-tensorflow", int8="", ecq=""),
+        _pairs(
+            "hierarchically between two hosts of two ranks", "accuracy-hierarchical", onebit=shared
+        ),
+        _pairs("in two shots", "accuracy-exchanges", onebit=_PAIRS),
+        _frontier(_MNIST, LENET),
+        _feedback(_DENSE, "onebit"),
+        _feedback("the same in two shots", _PAIRS),
+        _frontier(_RESNET, RESNET),
+    ]
+    header = ("training (parameters)", "steps", "seeds", "uncompressed", "difference", "record")
+    return Table(header, [(*line[:4], *line[6:]) for line in lines])
 
 
 def _pairs(what: str, name: str, **named: str) -> tuple[str, ...]:
@@ -124,11 +146,12 @@ def _frontier(what: str, task: Task, optimizer: str = MOMENTUM) -> tuple[str, ..
     return (what, str(rows[0]["steps"]), str(seeds), *cells, f"`{name}`")
 
 
-def _two_shots(what: str) -> tuple[str, ...]:
+def _feedback(what: str, compression: str) -> tuple[str, ...]:
     """A line of 1-bit SGD's experiment on error feedback."""
     rows = papers.rows("onebit-feedback")
     plain, own = (
-        100 * values(choose(rows, compression=one), "test_accuracy") for one in ("none", _PAIRS)
+        100 * values(choose(rows, compression=one), "test_accuracy")
+        for one in ("none", compression)
     )
     cells = _cells(float(plain.mean()), [None, None, paired(list(own), list(plain))], False)
     return (what, str(rows[0]["steps"]), str(len(plain)), *cells, "`papers-onebit-feedback`")

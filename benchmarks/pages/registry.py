@@ -77,6 +77,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "expected-speed": expectations.speed,
     "expected-accuracy": expectations.accuracy,
     "expected-rest": expectations.rest,
+    "onebit-losses": expectations.onebit,
     "accuracy": partial(accuracy.differences, "accuracy"),
     "accuracy-tensorflow": partial(accuracy.differences, "accuracy-tensorflow"),
     "accuracy-exchanges": partial(accuracy.differences, "accuracy-exchanges"),

@@ -84,7 +84,7 @@ def claims(rows: list[Row]) -> list[Claim]:
     return [
         Claim(
             "with error feedback there is no or nearly no loss of accuracy (table 2)",
-            "word error rate 16.3% against 16.5%",
+            "word error rate 16.3% against 16.5%; with ReLUs 16.6% against 16.5%",
             f"{column.mean():.1f}% against {plain.mean():.1f}%",
             judge(column - plain + 1),
         ),

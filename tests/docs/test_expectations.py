@@ -125,7 +125,7 @@ def test_every_record_is_there() -> None:
 
 def test_auto_chooses_among_codecs_that_no_record_sets_apart_from_uncompressed() -> None:
     trained = [
-        one for path in RECORDS.glob("accuracy*.json") for one in _record(path.name)["compressions"]
+        one for path in RECORDS.glob("accuracy*.json") for one in _record(path.stem)["compressions"]
     ]
     for codec in DEFAULT_CODECS:
         found = [one for one in trained if one["compression"] == codec]
