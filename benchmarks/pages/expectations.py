@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import geometric_mean
+from dataclasses import dataclass
+from statistics import fmean, geometric_mean
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from benchmarks.frontier.tasks import LENET, MOMENTUM, RESNET, TEXT, Task
 from benchmarks.intervals import Interval, mean, paired
 from benchmarks.pages import bandwidth, papers, step_times, time_to_loss
 from benchmarks.pages.reading import RECORDS, ratio, record, signed
-from benchmarks.papers.experiment import choose, values
+from benchmarks.papers.experiment import choose, kinds, values
 from benchmarks.papers.record import read
 from benchmarks.tables import Table
 from benchmarks.verdicts import SAME_BITS, SAME_POINTS, same
@@ -31,8 +32,19 @@ _ALEXNET = {
     "Zen 3": ("1 Gbit/s", "lab-alexnet-1gbit-zen3"),
 }
 _KERNELS = ("onebit", "int8", "ternary", "ecq")
-_CODECS = ("int8", "ecq", "onebit")
-_PAIRS = "onebit:exchange=two_shot"
+_HEADER = ("training (parameters)", "steps", "seeds", "uncompressed")
+_ROTATED = "ecq:rotate=True,bucket=128,alpha=0.01"
+_SHOTS = "onebit:exchange=two_shot"
+_CODECS = {
+    "`Int8`": ("int8",),
+    "`ECQ`": ("ecq", "qsgd:bucket=512"),
+    "`ECQ(bucket=4096)`, `alpha=0.01`": (
+        "ecq:bucket=4096,alpha=0.01",
+        "ecq:exchange=two_shot,bucket=4096,alpha=0.01",
+    ),
+    "`OneBit`": ("onebit", _SHOTS),
+}
+"""The names of codecs in records; ``ECQ()`` is ``QSGD()``, in buckets of 512 and without feedback."""
 _MNIST = "MNIST, LeNet (61,706), momentum, 5 workers"
 _DENSE = "MNIST, four dense layers (134,794), momentum, 4 workers"
 _RESNET = "digits, ResNet-20 (269,722), momentum, 5 workers"
@@ -69,104 +81,125 @@ def gain(none: Sequence[float], own: Sequence[float]) -> str:
 
 
 def accuracy() -> Table:
-    """The results of trainings without compression, and the differences to them with three codecs.
+    """The results of trainings without compression, and the differences to them with some codecs.
 
     Differences that count as none are bold.
     """
     lines = [
-        _pairs(f"{_DIGITS}momentum", "accuracy"),
-        _pairs("the same in TensorFlow", "accuracy-tensorflow"),
-        _pairs(
-            f"{_DIGITS}momentum, in two shots",
-            "accuracy-exchanges",
-            ecq="ecq:exchange=two_shot",
-            onebit=_PAIRS,
-        ),
-        _frontier(_MNIST, LENET),
-        _feedback(f"{_DENSE} in two shots", _PAIRS),
-        _frontier(_RESNET, RESNET),
-        _pairs(f"{_TEXT}momentum", "accuracy-text-momentum"),
-        _pairs("the same with AdamW", "accuracy-text"),
-        _pairs(
+        _line(f"{_DIGITS}momentum", _recipe("accuracy")),
+        _line("the same in TensorFlow", _recipe("accuracy-tensorflow")),
+        _line(f"{_DIGITS}momentum, in two shots", _recipe("accuracy-exchanges")),
+        _line(_MNIST, _frontier(LENET)),
+        _line(f"{_DENSE} in two shots", _feedback(), (None, None, None, _SHOTS)),
+        _line(_RESNET, _frontier(RESNET)),
+        _line(f"{_TEXT}momentum", _recipe("accuracy-text-momentum")),
+        _line("the same with AdamW", _recipe("accuracy-text")),
+        _line(
             "the same with `OneBitAdam`, 100 steps uncompressed",
-            "accuracy-text-onebit-adam",
-            onebit="onebit:warmup_steps=100",
+            _recipe("accuracy-text-onebit-adam"),
+            (None, None, None, "onebit:warmup_steps=100"),
         ),
-        _pairs("the same with Muon", "accuracy-text-muon"),
-        _frontier(f"{_TEXT}momentum, 4 workers", TEXT),
-        _frontier("the same with AdamW", TEXT, "adamw"),
-        _frontier("the same with Muon", TEXT, "muon"),
+        _line("the same with Muon", _recipe("accuracy-text-muon")),
+        _line(f"{_TEXT}momentum, 4 workers", _frontier(TEXT)),
+        _line("the same with AdamW", _frontier(TEXT, "adamw")),
+        _line("the same with Muon", _frontier(TEXT, "muon")),
     ]
-    codecs = ("`Int8`", "`ECQ`", "`OneBit`")
-    header = ("training (parameters)", "steps", "seeds", "uncompressed", *codecs, "record")
-    return Table(header, lines)
+    return Table((*_HEADER, *_CODECS, "record"), lines)
 
 
 def onebit() -> Table:
-    """The differences of :func:`accuracy` of all trainings on images with 1-bit SGD."""
-    shared = "onebit:exchange=hierarchical"
+    """All trainings on images with 1-bit SGD, with the differences of :func:`accuracy`."""
+    hosts = "the same between two hosts of two ranks, hierarchical"
+    hierarchical = ("onebit:exchange=hierarchical",)
     lines = [
-        _pairs(f"{_DIGITS}momentum", "accuracy"),
-        _pairs("the same in TensorFlow", "accuracy-tensorflow", int8="", ecq=""),
-        _pairs(
-            "hierarchically between two hosts of two ranks", "accuracy-hierarchical", onebit=shared
-        ),
-        _pairs("in two shots", "accuracy-exchanges", onebit=_PAIRS),
-        _frontier(_MNIST, LENET),
-        _feedback(_DENSE, "onebit"),
-        _feedback("the same in two shots", _PAIRS),
-        _frontier(_RESNET, RESNET),
+        _line(f"{_DIGITS}momentum", _recipe("accuracy"), ("onebit",)),
+        _line("the same in TensorFlow", _recipe("accuracy-tensorflow"), ("onebit",)),
+        _line(hosts, _recipe("accuracy-hierarchical"), hierarchical),
+        _line(f"{_DIGITS}momentum, in two shots", _recipe("accuracy-exchanges"), (_SHOTS,)),
+        _line(_MNIST, _frontier(LENET), ("onebit",)),
+        _line(_DENSE, _feedback(), ("onebit",)),
+        _line("the same in two shots", _feedback(), (_SHOTS,)),
+        _line(_RESNET, _frontier(RESNET), ("onebit",)),
     ]
-    header = ("training (parameters)", "steps", "seeds", "uncompressed", "difference", "record")
-    return Table(header, [(*line[:4], *line[6:]) for line in lines])
+    return Table((*_HEADER, "difference", "record"), lines)
 
 
-def _pairs(what: str, name: str, **named: str) -> tuple[str, ...]:
-    """A line of a record of ``benchmarks.accuracy``; ``named`` are the compressions of codecs there."""
+@dataclass(frozen=True)
+class _Trainings:
+    """Trainings of a record.
+
+    Attributes:
+        record: the record's name.
+        steps: the length of each training.
+        plain: the mean result without compression, in bits or per cent.
+        bits: whether results are bits a byte.
+        differences: the differences to the trainings without compression, and their number, by compression.
+    """
+
+    record: str
+    steps: str
+    plain: float
+    bits: bool
+    differences: dict[str, tuple[Interval, int]]
+
+
+def _line(
+    what: str, found: _Trainings, columns: Sequence[str | None] | None = None
+) -> tuple[str, ...]:
+    """A line with the differences of some compressions; by default, the first of each codec's names."""
+    if columns is None:
+        names = _CODECS.values()
+        columns = [next((n for n in own if n in found.differences), None) for own in names]
+    chosen = [None if one is None else found.differences[one] for one in columns]
+    seeds = " or ".join(map(str, sorted({one[1] for one in chosen if one})))
+    plain = f"{found.plain:.3f} bits" if found.bits else f"{found.plain:.2f}%"
+    cells = ("" if one is None else _told(one[0], found.bits) for one in chosen)
+    return (what, found.steps, seeds, plain, *cells, f"`{found.record}`")
+
+
+def _recipe(name: str) -> _Trainings:
+    """A record of ``benchmarks.accuracy``."""
     found = record(name)
-    of = {one["compression"]: one for one in found["compressions"]}
-    rows = [of.get(named.get(codec, codec)) for codec in _CODECS]
-    plain, bits, setting = of["none"], "test_bits" in of["none"], found["configuration"]
-    steps = setting["steps"] or f"{setting['epochs']} epochs"
-    seeds = " or ".join(map(str, sorted({row["seeds"] for row in rows if row})))
-    ends = [row and Interval(row["difference"], row["high"] - row["difference"]) for row in rows]
-    value = plain["test_bits" if bits else "test_accuracy"]
-    return (what, f"{steps}", seeds, *_cells(value, ends, bits), f"`{name}`")
+    rows, setting = found["compressions"], found["configuration"]
+    plain = next(row for row in rows if row["compression"] == found["baseline"])
+    measure = "test_bits" if "test_bits" in plain else "test_accuracy"
+    differences = {
+        row["compression"]: (
+            Interval(row["difference"], row["high"] - row["difference"]),
+            row["seeds"],
+        )
+        for row in rows
+    }
+    steps = str(setting["steps"] or f"{setting['epochs']} epochs")
+    return _Trainings(name, steps, plain[measure], measure == "test_bits", differences)
 
 
-def _frontier(what: str, task: Task, optimizer: str = MOMENTUM) -> tuple[str, ...]:
-    """A line of a record of ``benchmarks.frontier``."""
+def _frontier(task: Task, optimizer: str = MOMENTUM) -> _Trainings:
+    """A record of ``benchmarks.frontier``."""
     name = FRONTIERS[task.name].name
     rows = by_optimizer(read(RECORDS / f"{name}.json").rows)[optimizer]
-    of = {one.method: one for one in points(rows, task.measure)}
-    value, seeds = of["none"].value, len(choose(rows, method="none"))
-    assert value is not None
-    ends = [of[one].difference if one in of else None for one in _CODECS]
-    cells = _cells(value.mean, ends, task is TEXT)
-    return (what, str(rows[0]["steps"]), str(seeds), *cells, f"`{name}`")
+    found, seeds = points(rows, task.measure), len(choose(rows, method="none"))
+    differences = {one.method: (one.difference, seeds) for one in found if one.difference}
+    plain = fmean(task.measure.scale * values(choose(rows, method="none"), task.measure.key))
+    return _Trainings(name, str(rows[0]["steps"]), plain, task is TEXT, differences)
 
 
-def _feedback(what: str, compression: str) -> tuple[str, ...]:
-    """A line of 1-bit SGD's experiment on error feedback."""
+def _feedback() -> _Trainings:
+    """The record of 1-bit SGD's experiment on error feedback."""
     rows = papers.rows("onebit-feedback")
-    plain, own = (
-        100 * values(choose(rows, compression=one), "test_accuracy")
-        for one in ("none", compression)
-    )
-    cells = _cells(float(plain.mean()), [None, None, paired(list(own), list(plain))], False)
-    return (what, str(rows[0]["steps"]), str(len(plain)), *cells, "`papers-onebit-feedback`")
+    results = {
+        name: 100 * values(choose(rows, compression=name), "test_accuracy")
+        for name in kinds(rows, "compression")
+    }
+    plain = results["none"]
+    differences = {
+        name: (paired(own.tolist(), plain.tolist()), len(own)) for name, own in results.items()
+    }
+    steps = str(rows[0]["steps"])
+    return _Trainings("papers-onebit-feedback", steps, fmean(plain), False, differences)
 
 
-def _cells(value: float, differences: Sequence[Interval | None], bits: bool) -> list[str]:
-    return [
-        f"{value:.3f} bits" if bits else f"{value:.2f}%",
-        *(_told(one, bits) for one in differences),
-    ]
-
-
-def _told(found: Interval | None, bits: bool) -> str:
-    if found is None:
-        return ""
+def _told(found: Interval, bits: bool) -> str:
     ends = (signed(one, 3 if bits else 2) for one in (found.mean, found.low, found.high))
     told = "{} ({} to {})".format(*ends)
     return f"**{told}**" if same(found, SAME_BITS if bits else SAME_POINTS) else told
@@ -185,7 +218,7 @@ def rest() -> Table:
             "; ".join(
                 f"{shown} {times[name]}"
                 for name, shown in (
-                    ("ecq", "`ECQ`"),
+                    ("ecq", "`ECQ(bucket=4096)`, `alpha=0.01`"),
                     ("int8", "`Int8`"),
                     ("powersgd", "PowerSGD, PyTorch's hook"),
                     ("bf16", "bf16"),
@@ -199,12 +232,17 @@ def rest() -> Table:
             "500 Mbit/s and 1 Gbit/s, one run of five steps each",
             "; ".join(
                 f"{shown} {large['500mbit'][name]:.1f} and {large['1gbit'][name]:.1f}"
-                for name, shown in (("ecq", "`ECQ`"), ("int8", "`Int8`"), ("bf16", "bf16"))
+                for name, shown in (
+                    ("ecq:bucket=4096,alpha=0.01", "`ECQ(bucket=4096)`, `alpha=0.01`"),
+                    ("int8", "`Int8`"),
+                    ("bf16", "bf16"),
+                )
             ),
             "`lab-gpt2-*`",
         ),
         (
-            "`ECQ(rotate=True, bucket=128)`, 4.26 bits an element, in the last three trainings above",
+            "`ECQ(rotate=True, bucket=128)` with `alpha=0.01`, 4.26 bits an element, in the last three "
+            "trainings above",
             "; ".join(
                 f"{shown} {told}"
                 for shown, told in zip(("momentum", "AdamW", "Muon"), rotated, strict=True)
@@ -227,9 +265,7 @@ def _large(name: str) -> dict[str, float]:
 
 
 def _rotated(optimizer: str) -> str:
-    rows = by_optimizer(read(RECORDS / f"{FRONTIERS[TEXT.name].name}.json").rows)[optimizer]
-    of = {one.method: one.difference for one in points(rows, TEXT.measure)}
-    return _told(of["ecq:rotate=True,bucket=128"], True)
+    return _told(_frontier(TEXT, optimizer).differences[_ROTATED][0], True)
 
 
 def _kernels() -> str:
