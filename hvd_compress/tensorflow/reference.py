@@ -41,7 +41,7 @@ def reference_spec(codec: Codec) -> Spec:
     known = key in _known
     _known[key] = codec  # Also where a notebook has defined the class again.
     if not known:
-        _register()
+        _library().hvdc_tensorflow_set_reference(key[0], ctypes.byref(_FUNCTIONS))
         warnings.warn(
             f"{codec} has no kernel for TensorFlow: its NumPy reference encodes and decodes in host "
             f"memory, which is slow",
@@ -51,12 +51,13 @@ def reference_spec(codec: Codec) -> Spec:
 
 
 @lru_cache(maxsize=1)
-def _register() -> None:
+def _library() -> ctypes.CDLL:
     from hvd_compress.tensorflow import build
 
     library = ctypes.CDLL(str(build.library()))
     library.hvdc_tensorflow_set_reference.restype = None
-    library.hvdc_tensorflow_set_reference(ctypes.byref(_FUNCTIONS))
+    library.hvdc_tensorflow_set_reference.argtypes = [ctypes.c_uint8, ctypes.c_void_p]
+    return library
 
 
 def _codec_and_shape(spec: Spec) -> tuple[Codec, tuple[int, int]]:

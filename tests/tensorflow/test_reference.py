@@ -13,9 +13,12 @@ import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import ErrorFeedback, codec_class
+from hvd_compress.exchanges.reference import Simulation as Reference
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.kernels.native import Tensor
 from hvd_compress.tensorflow import reference
 from hvd_compress.tensorflow.native import operations
+from tests.codecs import rows
 from tests.ranks import on_ranks
 from tests.stranger import installed
 from tests.stranger.twobit import TwoBit
@@ -59,6 +62,25 @@ def test_the_codec_of_an_installed_package_works_by_name() -> None:
                 str(one.message) for one in caught if "has no kernel for TensorFlow" in str(one)
             ]
             assert len(said) == (number == 0), said
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_every_codec_of_this_package_keeps_its_kernels() -> None:
+    """In a process in which a codec of another package has been used."""
+    with installed():
+        exchange_with(hvdc.Compressor("twobit", threshold=1), graph=False)(targets(hvd.rank(), 0))
+    every = [{"gradient.0": targets(rank, 1)[0]} for rank in range(hvd.size())]
+    variable = tf.Variable(tf.zeros(SHAPES[0]))
+    for codec in (row.codec for row in rows.ROWS):
+        if codec.varies or Route(codec).uncompressed:
+            continue
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * every[hvd.rank()]["gradient.0"])
+        tape = hvd.DistributedGradientTape(tape, compression=hvdc.Compressor(codec))
+        [got] = tape.gradient(loss, [variable])
+        shapes = {"gradient.0": SHAPES[0]}
+        ranks = Reference("allgather", codec, codec.feedback, shapes, hvd.size())
+        assert np.array_equal(got, ranks.average(every, 0.5)["gradient.0"]), codec
 
 
 @on_ranks(2, launcher="tensorflow")

@@ -1,5 +1,7 @@
 #include "kernels.h"
 
+#include <array>
+
 #include "tensorflow/core/platform/errors.h"
 
 namespace hvd_compress {
@@ -11,13 +13,15 @@ namespace {
 
 constexpr CodecFunctions kNative = {hvdc_payload_bytes, hvdc_encode_batch, hvdc_decode_batch};
 
-// Until Python has said otherwise: the native library refuses codecs that it does not know.
-CodecFunctions reference = kNative;
+// By the codec's id, a byte of the payload's header.
+std::array<const CodecFunctions*, 256> references = {};
 
 }  // namespace
 
 const CodecFunctions& FunctionsOf(const hvdc_spec& spec) {
-  return spec.codec <= HVDC_FP32 ? kNative : reference;
+  const CodecFunctions* const reference =
+      spec.codec < references.size() ? references[spec.codec] : nullptr;
+  return reference ? *reference : kNative;
 }
 
 int DtypeOf(tensorflow::DataType type) {
@@ -52,7 +56,9 @@ absl::Status BadPayload(const Senders& senders, int status, int copy) {
 
 }  // namespace hvd_compress
 
-// For ctypes; before the first graph with such a codec is traced.
-extern "C" void hvdc_tensorflow_set_reference(const hvd_compress::CodecFunctions* functions) {
-  hvd_compress::reference = *functions;
+// For ctypes: a codec without kernels, before the first graph with it is traced. The functions have
+// to live as long as the process.
+extern "C" void hvdc_tensorflow_set_reference(uint8_t codec,
+                                              const hvd_compress::CodecFunctions* functions) {
+  hvd_compress::references[codec] = functions;
 }
