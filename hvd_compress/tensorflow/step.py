@@ -115,10 +115,10 @@ class Step:
     def _settle(self, beginning: Beginning) -> tf.Tensor:
         # In Python, because the comparison is the one that every frontend uses. It rarely runs.
         earlier = self._ops.hvdc_earlier_failure(self._ledger)
-        line = tf.numpy_function(partial(self._line, beginning), [*earlier], tf.uint8)
+        line = _in_python(partial(self._line, beginning), [*earlier], tf.uint8)
         line.set_shape([None])
         gathered = self._collectives.all_gather(line, "configuration")
-        same = tf.numpy_function(_check, [gathered], tf.bool)
+        same = _in_python(_check, [gathered], tf.bool)
         with tf.control_dependencies([same]):
             agreed = self._ops.hvdc_tell(self._ledger, what="agreed")
         with tf.control_dependencies([agreed]):
@@ -135,7 +135,7 @@ class Step:
                 f"rank and others on another"
             )
 
-        return tf.ensure_shape(tf.numpy_function(refuse, [], tf.bool), [])
+        return tf.ensure_shape(_in_python(refuse, [], tf.bool), [])
 
     def _line(self, beginning: Beginning, failure: bytes, late: bool) -> np.ndarray:
         configuration = self._configuration()
@@ -146,6 +146,23 @@ class Step:
         if failure:
             configuration[_LATE if late else _FAILURE] = failure.decode()
         return np.frombuffer(agreement.serialize(configuration), np.uint8)
+
+
+def _in_python(function: Callable[..., Any], inputs: Sequence[tf.Tensor], dtype: Any) -> tf.Tensor:
+    """Traces a call of a Python function, whose exceptions end elastic training with their words.
+
+    TensorFlow makes an ``UnknownError`` of most exceptions. If such an error does not name a collective,
+    ``hvd.elastic.run`` takes it for the end of training and drops it. A ``ValueError`` becomes an
+    ``InvalidArgumentError``.
+    """
+
+    def call(*values: Any) -> Any:
+        try:
+            return function(*values)
+        except Exception as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+    return tf.numpy_function(call, inputs, dtype)
 
 
 def _check(lines: np.ndarray) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import horovod.tensorflow as hvd
 import keras
 import pytest
+import tensorflow as tf
 
 import hvd_compress.keras as hvdc
 from hvd_compress.keras.elastic import CommitState, KerasState
@@ -36,6 +38,21 @@ def test_wrong_uses() -> None:
     hvdc.DistributedOptimizer(model.optimizer)
     with pytest.raises(ValueError, match="expected a model compiled with an optimizer of Keras's"):
         KerasState(model, epoch=0)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_an_error_in_fit_ends_elastic_training() -> None:
+    model = _compiled()
+    state = KerasState(model, epoch=0)
+
+    def train(state: KerasState) -> None:
+        state.begin(hvdc.Compressor(("onebit", "int8")[hvd.rank()], threshold=1))
+        model.fit(keras.random.normal((16, 4)), keras.random.normal((16, 3)), verbose=0)
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"(?s)OneBit\(.* 0, .*Int8\(.* rank 1"
+    ):
+        hvd.elastic.run(train)(state)
 
 
 @on_ranks(2, launcher="tensorflow")

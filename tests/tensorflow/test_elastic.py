@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
+from hvd_compress.codecs import Int8, OneBit
 from hvd_compress.tensorflow.elastic import TensorFlowState
 from tests.again import initialize_again
 from tests.ranks import on_ranks
@@ -211,6 +212,37 @@ def test_a_rank_that_made_fewer_compressors_before() -> None:
     training.run(1)
     exchanges = [int(s.exchanges) for s in training.compressor.slots if not s.route.uncompressed]
     assert set(exchanges) == {2}
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_an_error_in_a_graph_ends_elastic_training() -> None:
+    """Its words reach the script: ``hvd.elastic.run`` takes some of TensorFlow's errors for the end."""
+    heads = [tf.Variable(tf.zeros((40, 70)), name=name) for name in "ab"]
+
+    def other_codecs(state: TensorFlowState) -> None:
+        codec = (OneBit(), Int8())[hvd.rank()]
+        compressor = state.begin(hvdc.Compressor(codec, threshold=THRESHOLD))
+        exchange_with(compressor, graph=True)(targets(hvd.rank(), 0))
+
+    def no_gradient_on_one_rank(state: TensorFlowState) -> None:
+        compressor = state.begin(hvdc.OneBit(threshold=THRESHOLD))
+
+        @tf.function
+        def step(used: int) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(head) for head in heads[:used]])
+            hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, heads)
+
+        step(2)
+        step(2 - hvd.rank())
+
+    for train, words in (
+        (other_codecs, r"OneBit\(.* on rank 0, .*Int8\(.* on rank 1"),
+        (no_gradient_on_one_rank, r"\(b:0\): number 1 on rank 0, absent on rank 1"),
+    ):
+        state = TensorFlowState([tf.Variable(0.0)])
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s)ExchangeError: .*{words}"):
+            hvd.elastic.run(train)(state)
 
 
 @on_ranks(4, launcher="tensorflow on two hosts", environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
