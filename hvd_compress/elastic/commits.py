@@ -86,6 +86,10 @@ class Commits(ABC):
     def place(self) -> tuple[int, int]:
         """The compressor's rank, and the number of ranks."""
 
+    def _comparable(self, names: Sequence[str]) -> list[str]:
+        """The names of gradients as far as they are the same on all ranks."""
+        return list(names)
+
     @abstractmethod
     def _unsent(self, commit: Commit) -> np.ndarray:
         """The numbers a rank has yet to add to the sum of all ranks' gradients, shape=(n,), float32."""
@@ -164,12 +168,14 @@ class Commits(ABC):
         if not before:
             return
         stayed = min(before)
-        names, sizes = list(told[stayed].names), told[stayed].sizes
+        names, sizes = told[stayed].names, told[stayed].sizes
+        wanted = self._comparable(names)
         for rank, one in enumerate(told):
-            if one.names and list(one.names) != names:
+            if one.names and self._comparable(one.names) != wanted:
                 raise ValueError(
-                    f"expected the gradients of rank {stayed}'s last commit on every rank, {names}, got "
-                    f"{list(one.names)} on rank {rank}: every rank must train the same model"
+                    f"expected the gradients of rank {stayed}'s last commit on every rank, "
+                    f"{list(names)}, got {list(one.names)} on rank {rank}: every rank must train the same "
+                    f"model"
                 )
         known = [one.positions for one in told if one.positions]
         positions = [
@@ -190,7 +196,8 @@ class Commits(ABC):
             unsent = own * np.float32(self.place[1] / old)
             if missing is not None:
                 unsent += missing * np.float32(1 / old)
-            self._begin_with(names, np.split(unsent, np.cumsum(sizes)[:-1]), positions)
+            own_names = names if commit is None else commit.names
+            self._begin_with(own_names, np.split(unsent, np.cumsum(sizes)[:-1]), positions)
 
     def _missing(self, commit: Commit | None, own: np.ndarray) -> np.ndarray:
         """The unsent gradients of lost ranks: the total, which the remaining ranks know, minus their own.

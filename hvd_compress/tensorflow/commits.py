@@ -15,7 +15,7 @@ from hvd_compress.elastic.commits import Commit, Commits, Positions
 from hvd_compress.exchanges.shards import Shared, transpose, transpose_back
 from hvd_compress.tensorflow.collectives import tell
 from hvd_compress.tensorflow.compressor import Compressor
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.slots import Slot, common_name
 from hvd_compress.tensorflow.state import Inheritance, names_in_order
 
 
@@ -30,7 +30,7 @@ class TensorFlowCommits(Commits):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept = _Kept({})
+        self._kept = _Kept([])
 
     def continue_with(self, compressor: Compressor) -> None:
         """Gives a new compressor the state of the last commit; called by all ranks.
@@ -65,12 +65,14 @@ class TensorFlowCommits(Commits):
             for slot in slots
         ]
         positions = [(int(slot.exchanges),) for slot in slots]
-        for name, several in self._kept.left.items():
-            for numbers, exchanges in several:
-                names.append(name)
-                unsent.append(numbers)
-                positions.append((exchanges,))
+        for name, numbers, exchanges in self._kept.left:
+            names.append(name)
+            unsent.append(numbers)
+            positions.append((exchanges,))
         return Commit(self.place, positions, names, [len(one) for one in unsent], unsent)
+
+    def _comparable(self, names: Sequence[str]) -> list[str]:
+        return list(map(common_name, names))
 
     def _unsent(self, commit: Commit) -> np.ndarray:
         return np.concatenate([*commit.state, np.zeros(0, np.float32)])
@@ -88,10 +90,9 @@ class TensorFlowCommits(Commits):
     def _begin_with(
         self, names: Sequence[str], parts: Sequence[np.ndarray], positions: Positions
     ) -> None:
-        left: dict[str, list[tuple[np.ndarray, int]]] = {}
-        for name, part, (exchanges,) in zip(names, parts, positions, strict=True):
-            left.setdefault(name, []).append((part, exchanges))
-        self._kept = _Kept(left)
+        counts = [exchanges for (exchanges,) in positions]
+        left = list(zip(names, parts, counts, strict=True))
+        self._kept = _Kept(left, new=self._next is None)
         self._compressor.inherit(self._kept)
 
 
@@ -100,29 +101,40 @@ class _Kept(Inheritance):
     """The residuals and counts that gradients begin with, by the names of their variables.
 
     Attributes:
-        left: for each name, the entries that no gradient has taken yet: the numbers that this rank still
-            has to add to the sum of all ranks' gradients, shape=(n,), float32, row-major, and the number
-            of exchanges so far. Those of variables with the same name are in the order of their call.
+        left: the entries that no gradient has taken yet: a name; the numbers that this rank still has to
+            add to the sum of all ranks' gradients, shape=(n,), float32, row-major; and the number of
+            exchanges so far. Those of variables with the same name are in the order of their call.
+        new: whether the names are another rank's, which may count layers differently.
     """
 
-    left: dict[str, list[tuple[np.ndarray, int]]]
+    left: list[tuple[str, np.ndarray, int]]
+    new: bool = False
+
+    def __post_init__(self) -> None:
+        self._names = sorted({self._known(name) for name, *_ in self.left})
 
     def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
         """Assigns the next entry with the name of the slot's variable to the slot, or zeros."""
-        mine = self.left.get(slot.variable_name)
-        if mine is None and self.left:
+        name = self._known(slot.variable_name)
+        if self._names and name not in self._names:
             warnings.warn(
-                f"expected the variables of the last commit, {sorted(self.left)}, got a gradient of "
+                f"expected the variables of the last commit, {self._names}, got a gradient of "
                 f"{slot.variable_name!r}, which begins without a residual: if it is one of them, make the "
                 f"model once, before the function that hvd.elastic.run runs",
                 stacklevel=2,
             )
         slot.begin_anew()
-        unsent, exchanges = mine.pop(0) if mine else (np.zeros(0, np.float32), 0)
-        if unsent.any():
-            residual = transpose(unsent, shared.transposed if shared else None)
-            slot.begin_with(residual, np.zeros(0, np.float32))
-        slot.exchanges.assign(exchanges)
+        for entry in self.left:
+            if self._known(entry[0]) == name:
+                self.left = [one for one in self.left if one is not entry]
+                if entry[1].any():
+                    residual = transpose(entry[1], shared.transposed if shared else None)
+                    slot.begin_with(residual, np.zeros(0, np.float32))
+                slot.exchanges.assign(entry[2])
+                return
+
+    def _known(self, name: str) -> str:
+        return common_name(name) if self.new else name
 
 
 def _check(compressor: Compressor) -> None:

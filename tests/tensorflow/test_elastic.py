@@ -215,6 +215,32 @@ def test_a_rank_that_made_fewer_compressors_before() -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
+def test_a_rank_that_counts_layers_differently() -> None:
+    """A new rank has made another model before, so that its layers have other numbers."""
+    layers = (
+        ["sequential/dense", "sequential/dense_1"],
+        ["sequential_1/dense_2", "sequential_1/dense_3"],
+    )
+    state = TensorFlowState([tf.Variable(0.0)], step=0)
+    for turn in range(3):
+        new = turn == 1 and hvd.rank() == 1
+        if new:
+            state = TensorFlowState([tf.Variable(0.0)], step=0)
+        compressor = state.begin(hvdc.OneBit(threshold=THRESHOLD))
+        if turn < 2:
+            heads = [tf.Variable(tf.zeros((40, 70)), name=f"{name}/kernel") for name in layers[new]]
+        for head in heads[turn % 2 :] + heads[: turn % 2]:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(head * targets(hvd.rank(), turn)[0])
+            hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, [head])
+        assert [int(slot.exchanges) for slot in compressor.slots] == [turn + 1] * 2
+        state.commit()
+        state.on_reset()
+    for slot in compressor.slots:
+        assert np.linalg.norm(slot.residual) > 0
+
+
+@on_ranks(2, launcher="tensorflow")
 def test_an_error_in_a_graph_ends_elastic_training() -> None:
     """Its words reach the script: ``hvd.elastic.run`` takes some of TensorFlow's errors for the end."""
     heads = [tf.Variable(tf.zeros((40, 70)), name=name) for name in "ab"]
