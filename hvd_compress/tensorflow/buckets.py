@@ -9,7 +9,7 @@ noted there when tracing ended.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -29,12 +29,11 @@ last, so that no computation hides the time to encode and decode them."""
 
 @dataclass(eq=False)
 class Bucket:
-    """Gradients of one graph that travel together, the same ones on every rank.
+    """Gradients of one call of Horovod that travel together, the same ones on every rank.
 
     Attributes:
-        number: the bucket's position among the buckets of the graph.
+        number: the bucket's position among the buckets of the call.
         exchange: the exchange by which its messages travel.
-        graph: the graph that holds Horovod's branches.
         slots: the slots of the gradients, in the order of tracing.
         scales: for each gradient, the factor on the sum over ranks; known when Horovod's operation is.
         arrived: the message received from the exchange, shape=(bytes,), uint8.
@@ -43,15 +42,10 @@ class Bucket:
 
     number: int
     exchange: Exchange
-    graph: Any
     slots: list[Slot] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
     arrived: tf.Tensor | None = None
     encoded: tf.Tensor | None = None
-
-    def __post_init__(self) -> None:
-        operations = self.graph.get_operations()
-        self._newest = operations[-1]._id if operations else -1
 
     @property
     def label(self) -> str:
@@ -70,12 +64,12 @@ class Bucket:
         self.scales.append(0.0)
         return len(self.slots) - 1
 
-    def takes(self, slot: Slot, gradient: tf.Tensor) -> bool:
+    def takes(self, slot: Slot) -> bool:
         """Whether a gradient with the same exchange may join the bucket."""
         size, more = self._size(), _payload_bytes(slot)
         if size is None or more is None:
             return False
-        return size + more <= self._limit and self._precedes(gradient)
+        return size + more <= self._limit
 
     @property
     def _limit(self) -> int:
@@ -84,18 +78,6 @@ class Bucket:
     def _size(self) -> int | None:
         sizes = [_payload_bytes(slot) for slot in self.slots]
         return None if None in sizes else sum(size for size in sizes if size is not None)
-
-    def _precedes(self, gradient: tf.Tensor) -> bool:
-        """Whether a gradient existed before the bucket, so that it cannot depend on the bucket's results.
-
-        The gradients of a second tape may depend on them, and the bucket would wait for itself.
-        """
-        if gradient.graph is self.graph:
-            return bool(gradient.op._id <= self._newest)
-        around = self.graph
-        while around is not None and around is not gradient.graph:
-            around = getattr(around, "outer_graph", None)
-        return around is not None
 
 
 def _payload_bytes(slot: Slot) -> int | None:

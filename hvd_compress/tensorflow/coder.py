@@ -25,8 +25,9 @@ class Cut:
     Attributes:
         shared: the division of the gradient among ranks; None if there is none.
         streams: the rank in the noise key of each payload.
-        parts: the range [begin, end) of elements of each owner, which is encoded as a tensor of its own;
-            empty for the whole gradient. Elements have the order of :meth:`ordered`.
+        parts: the range [begin, end) of elements of each owner of gradient 0, which is encoded as a tensor
+            of its own; empty for the whole gradient. The parts of gradient i belong to the next owners but
+            i - 1. Elements have the order of :meth:`ordered`.
         own: the number of the part that this rank owns.
         own_stream: the rank in the noise key of the average of this rank's part.
         bits: the bits of a lane in an integer sum, enough for the sum of the ranks' levels.
@@ -103,7 +104,7 @@ class Coder:
             gradient: the gradient in the slot's shape, after :meth:`Cut.ordered`.
             begun: the tensor on which all messages of the step depend.
             cut: the pieces in which the gradient is encoded.
-            state: the handles of the slot's variables, in the order of ``Slot.state``.
+            state: the tensors of :attr:`Slot.handles`.
 
         Returns:
             The token that stands for the gradient, shape=(1,), float32.
@@ -145,7 +146,6 @@ class Coder:
             "label": slot.label,
             "spec": spec_bytes(codec),
             "inner": b"" if slot.route.inner is None else spec_bytes(slot.route.inner),
-            "tensor": slot.key,
             "seed": self._seed,
             "threads": self.threads,
             "alpha": slot.route.feedback.alpha,

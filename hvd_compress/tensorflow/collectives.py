@@ -120,8 +120,9 @@ class Collectives:
         It may run as a sum: see :mod:`hvd_compress.exchanges.sum_as_gather`.
 
         Args:
-            message: shape=(length,), uint8.
-            length: bytes; None if they are not known when the graph is made.
+            message: shape=(bytes,), uint8.
+            length: the least number of bytes, the same on all ranks; None if it is not known when the graph
+                is made.
             name: the name of the collective.
         """
         if self._on_gpu or length is None or not sum_as_gather.as_sum(self.size, length):

@@ -166,7 +166,7 @@ def _unsent_of(slot: Slot, rank: int, owners: int, shared: Shared | None) -> np.
     unsent[: len(residual)] += residual
     if len(owned):
         assert shared is not None
-        begin, end = shared.shards(owners, slot.key).of(rank % owners)
+        begin, end = shared.shards(owners, slot.index).of(rank % owners)
         unsent[begin:end] += np.float32(owners) * owned  # The weight of an average of so many.
     if shared is not None and count:
         unsent = transpose_back(unsent, shared.transposed)

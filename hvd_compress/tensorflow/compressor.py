@@ -36,17 +36,17 @@ from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.launch import say_alone, warn_of_separate_jobs
 from hvd_compress.tensorflow.buckets import Bucket
-from hvd_compress.tensorflow.coder import Coder, Cut
+from hvd_compress.tensorflow.coder import Coder
 from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges import registry
 from hvd_compress.tensorflow.exchanges.base import Exchange
-from hvd_compress.tensorflow.graphs import Beginning, Traced, graph_of, is_outermost, traced_under
+from hvd_compress.tensorflow.graphs import Beginning, beginnings_in, graph_of, is_outermost
 from hvd_compress.tensorflow.guard import check_who_hashes
 from hvd_compress.tensorflow.native import open_cuda, operations
 from hvd_compress.tensorflow.placement import HOST, choose, is_gpu
 from hvd_compress.tensorflow.reduction import scale_of
 from hvd_compress.tensorflow.slots import Slot
-from hvd_compress.tensorflow.sources import SharedTrace, Source, Variables, source_of
+from hvd_compress.tensorflow.sources import Call, SharedTrace, Source, Variables, call_of
 from hvd_compress.tensorflow.state import Inheritance, StateOwner, inheritance
 from hvd_compress.tensorflow.step import Step
 from hvd_compress.tensorflow.use import TensorFlowUse
@@ -179,20 +179,22 @@ class Compressor(tf.Module, HorovodCompressor):
         """
         self.use.exchanged = True
         graph = graph_of(tensor)
-        traced = traced_under(graph, self)
-        source, self._expected = self._expected or source_of(tensor, traced.count(tensor)), None
-        turn = traced.count(source.variable)
-        beginning = self._beginning(traced, graph, source.call)
-        slot = self._slot(source, turn, tensor)
+        expected, self._expected = self._expected, None
+        call = None if expected else call_of(tensor)
+        beginning = self._beginning(graph, call)
+        source = call.source(tensor, beginning.count(tensor)) if call else expected
+        assert source is not None
+        turn = beginning.count(source.variable)
+        slot = self._slot(source, turn, tensor, beginnings_in(graph, self)[0].graph)
         beginning.exchanges([*beginning.slots, slot])
-        state = [variable.handle for variable in slot.state]
+        state = slot.handles
         if source.call and is_outermost(graph):
             if beginning.shared is None:
                 beginning.shared = SharedTrace(graph, self._slot_like, beginning.exchanges)
             state = beginning.shared.handles(source, turn, slot)
         if slot.route.uncompressed:
             return self._start_uncompressed(slot, tensor, beginning)
-        return self._start_encoded(slot, tensor, beginning, graph, state)
+        return self._start_encoded(slot, tensor, beginning, state)
 
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
@@ -270,8 +272,7 @@ class Compressor(tf.Module, HorovodCompressor):
             A tensor, shape=(1,), float32, on which that exchange has to depend: it is an error on every
             rank if the ranks describe it in different ways.
         """
-        graph = tf.compat.v1.get_default_graph()
-        return self._beginning(traced_under(graph, self), graph, beside=beside).begun
+        return self._beginning(tf.compat.v1.get_default_graph(), beside=beside).begun
 
     def check_patterns(self, labels: Sequence[str]) -> None:
         """Raises ``ValueError`` where a pattern of ``exclude`` or ``layers`` matches none of the labels."""
@@ -377,7 +378,7 @@ class Compressor(tf.Module, HorovodCompressor):
         for slot in self.slots:
             found = self.shared(slot)
             cut = {"row": found.row, "transposed": found.transposed} if found else {}
-            of = {"key": slot.key, "of": slot.variable_name, "call": slot.call}
+            of = {"key": slot.index, "of": slot.variable_name, "call": slot.call}
             orders.append({**cut, **of, "residual_dtype": slot.residual.dtype.name})
         return {"orders": orders}
 
@@ -390,14 +391,14 @@ class Compressor(tf.Module, HorovodCompressor):
             has_residuals=exchange.common.residuals if exchange else True,
         )
 
-    def _slot(self, source: Source, turn: int, like: Any, key: int | None = None) -> Slot:
+    def _slot(self, source: Source, turn: int, like: Any, call: int) -> Slot:
         """The slot of a gradient.
 
         Args:
             source: the variable of the gradient.
             turn: see :meth:`Variables.find`.
             like: the gradient, or an object with its shape and dtype.
-            key: the key of a new slot; None is its position.
+            call: :attr:`Slot.call` of a new slot.
         """
         known = self._variables.find(source.variable, turn)
         if known is not None:
@@ -410,9 +411,8 @@ class Compressor(tf.Module, HorovodCompressor):
                 )
             position = len(self.slots)
             slot = self._make_slot(position, source.label or f"gradient.{position}", like)
-            slot.key = slot.index if key is None else key
             slot.variable_name = f"{source.name} again" * bool(turn) or source.name
-            slot.place, slot.call = source.place, self._calls + (key is not None)
+            slot.place, slot.call = source.place, call
             self.owner.check(slot)
             self._variables.add(source.variable, turn, slot)
             self.slots.append(slot)
@@ -424,23 +424,18 @@ class Compressor(tf.Module, HorovodCompressor):
         """The slot of a gradient that is exchanged by the trace of another gradient.
 
         Raises:
-            ExchangeError: the two gradients need different routes or parts.
+            ExchangeError: the two gradients need different routes.
         """
-        slot = self._slot(source, turn, traced.spec, traced.key)
+        slot = self._slot(source, turn, traced.spec, self._calls + 1)
         slot.scale = traced.scale
-        if slot.route != traced.route or (
-            slot.key != traced.key and self._cut(slot) != self._cut(traced)
-        ):
+        if slot.route != traced.route:
             raise ExchangeError(
                 f"expected {slot.label} ({slot.variable_name}) to be exchanged as {traced.label} "
                 f"({traced.variable_name}) is, which has the same shape and so the same trace, got "
-                f"{slot.route} instead of {traced.route}, or other parts: exchange them in a tf.function "
-                f"that makes the tape"
+                f"{slot.route} instead of {traced.route}: exchange them in a tf.function that makes the "
+                f"tape"
             )
         return slot
-
-    def _cut(self, slot: Slot) -> Cut | None:
-        return None if slot.route.uncompressed else self._exchanges[slot.route.kind].cut(slot)
 
     def _make_slot(self, position: int, label: str, gradient: tf.Tensor) -> Slot:
         size = gradient.shape.as_list() if gradient.shape.is_fully_defined() else [_UNKNOWN_SIZE]
@@ -483,21 +478,25 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def _beginning(
         self,
-        traced: Traced,
         graph: Any,
-        call: Sequence[Any] = (),
+        call: Call | None = None,
         beside: Mapping[str, str] = MappingProxyType({}),
     ) -> Beginning:
-        if graph not in traced.beginnings:
+        """The beginning of the exchange of one call of Horovod; of a graph's only exchange without one."""
+        earlier = beginnings_in(graph, self)
+        gradients = call.gradients if call else None
+        if not earlier or earlier[-1].gradients is not gradients:
             self._calls += 1
             with graph.as_default(), tf.device(HOST):
-                first = [] if is_outermost(graph) else self._step.same_variables(call)
+                check = call is not None and call.shared and not is_outermost(graph)
+                first = self._step.same_variables(call.variables) if check else []
                 with tf.control_dependencies(first):
-                    beginning = Beginning(self._calls, self._size, beside=beside)
-                    traced.beginnings[graph] = beginning
+                    beginning = Beginning(self._calls, self._size, gradients, beside=beside)
                     if self._takes_part():
-                        beginning.begun, beginning.everybody = self._step.begin(beginning)
-        return traced.beginnings[graph]
+                        began = self._step.begin(beginning, first=not earlier)
+                        beginning.begun, beginning.everybody = began
+            earlier.append(beginning)
+        return earlier[-1]
 
     def _expect(self, beginning: Beginning) -> None:
         """Tells the ledger what has been traced so far; Horovod does not say which gradient is the last."""
@@ -540,11 +539,10 @@ class Compressor(tf.Module, HorovodCompressor):
         slot: Slot,
         gradient: tf.Tensor,
         beginning: Beginning,
-        graph: Any,
         state: Sequence[tf.Tensor],
     ) -> _Started:
         exchange = self._exchanges[slot.route.kind]
-        bucket = beginning.bucket_for(exchange, slot, gradient, graph)
+        bucket = beginning.bucket_for(exchange, slot)
         member = bucket.add(slot)
         cut = exchange.cut(slot)
         ordered = cut.ordered(gradient)

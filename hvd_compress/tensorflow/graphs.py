@@ -1,4 +1,4 @@
-"""The graph in which a gradient is traced: what has been traced in it, and whether XLA is to compile it."""
+"""The graph in which gradients are traced: their exchanges, and whether XLA is to compile it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,25 @@ from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.sources import SharedTrace
 
-_TRACED = "_hvd_compress_traced"
+_BEGINNINGS = "_hvd_compress_beginnings"
 
 
 @dataclass(eq=False)
 class Beginning:
-    """The beginning of a step in one graph, and what its gradients share.
+    """The beginning of an exchange in a graph, and what its gradients share.
+
+    The gradients of one call of a tape or optimizer are one exchange. The next one in the same graph begins
+    when the results of this one are available: it may have the same variables, and so the same residuals.
 
     Args:
-        graph: a number that identifies the graph.
+        graph: a number that identifies the exchange among all graphs.
         ranks: the number of ranks.
+        gradients: the list of gradients with which Horovod's function was called; None for other callers.
 
     Attributes:
-        begun: the tensor on which all messages of a step depend.
-        everybody: whether all ranks take part in the step, shape=(), bool.
-        slots: the slots of the gradients that come back in a step, in the order of tracing.
+        begun: the tensor on which all messages of the exchange depend.
+        everybody: whether all ranks take part in the exchange, shape=(), bool.
+        slots: the slots of the gradients that come back, in the order of tracing.
         beside: descriptions of the gradients that the caller exchanges by other means, by name.
         digest: a variable, the digest of :attr:`slots` and :attr:`beside` when the graph runs.
         buckets: the buckets of the gradients that are encoded.
@@ -44,19 +48,21 @@ class Beginning:
 
     graph: int
     ranks: int
+    gradients: Any = None
     begun: tf.Tensor = field(default_factory=lambda: tf.ones([1]))
     everybody: tf.Tensor = field(default_factory=lambda: tf.constant(True))
     slots: Sequence[Slot] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
     buckets: list[Bucket] = field(default_factory=list)
     shared: SharedTrace | None = None
+    _counts: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         with tf.init_scope(), tf.device(HOST):
             self.digest = ResourceVariable(self._digest(), trainable=False)
 
     def exchanges(self, slots: Sequence[Slot]) -> None:
-        """Sets the slots of the gradients that come back in a step."""
+        """Sets the slots of the gradients that come back."""
         if slots == self.slots:
             return
         self.slots = slots
@@ -66,25 +72,13 @@ class Beginning:
     def _digest(self) -> np.ndarray:
         return digest([dict(self.beside), *(slot.index for slot in self.slots)], self.ranks)
 
-    def bucket_for(self, exchange: Exchange, slot: Slot, gradient: tf.Tensor, graph: Any) -> Bucket:
+    def bucket_for(self, exchange: Exchange, slot: Slot) -> Bucket:
         """The bucket that a gradient joins: the newest one of its exchange, or else a new one."""
         newest = [bucket for bucket in self.buckets if bucket.exchange is exchange][-1:]
-        if newest and newest[0].takes(slot, gradient):
+        if newest and newest[0].takes(slot):
             return newest[0]
-        self.buckets.append(Bucket(len(self.buckets), exchange, graph))
+        self.buckets.append(Bucket(len(self.buckets), exchange))
         return self.buckets[-1]
-
-
-@dataclass(eq=False)
-class Traced:
-    """One compressor's notes on the graphs within an outermost one.
-
-    Attributes:
-        beginnings: the beginnings of steps, by the graph that holds Horovod's branches.
-    """
-
-    beginnings: dict[Any, Beginning] = field(default_factory=dict)
-    _counts: Counter[int] = field(default_factory=Counter)
 
     def count(self, thing: Any) -> int:
         """The number of earlier calls of this method with the same tensor or variable."""
@@ -124,12 +118,11 @@ def is_outermost(graph: Any) -> bool:
     return getattr(graph.outer_graph, "outer_graph", None) is None
 
 
-def traced_under(graph: Any, compressor: Any) -> Traced:
-    """A compressor's notes on the outermost graph around this one, which live as long as that graph."""
-    while not is_outermost(graph):
-        graph = graph.outer_graph
-    notes = getattr(graph, _TRACED, None)
+def beginnings_in(graph: Any, compressor: Any) -> list[Beginning]:
+    """The beginnings of a compressor's exchanges in a graph, which live as long as the graph."""
+    notes = getattr(graph, _BEGINNINGS, None)
     if notes is None:
         notes = weakref.WeakKeyDictionary()
-        setattr(graph, _TRACED, notes)
-    return notes.setdefault(compressor, Traced())
+        setattr(graph, _BEGINNINGS, notes)
+    beginnings: list[Beginning] = notes.setdefault(compressor, [])
+    return beginnings

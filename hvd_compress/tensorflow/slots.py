@@ -17,9 +17,8 @@ class Slot(tf.Module):
     """The state of one gradient, in variables, which checkpoints save.
 
     Attributes:
-        index: its position among the compressor's gradients, in the order of their first exchanges.
-        key: its id in the noise and in the order of owners' parts: its position, or that of the gradient
-            with which it shares a trace.
+        index: its position among the compressor's gradients, in the order of their first exchanges; its
+            number in the noise and in the order of owners' parts.
         label: its name in patterns and messages.
         variable_name: the name of its variable.
         place: the position of its variable among the sources of the call in which it was first exchanged.
@@ -47,7 +46,7 @@ class Slot(tf.Module):
         label: str | None = None,
     ) -> None:
         super().__init__(name=f"gradient_{index}")
-        self.index = self.key = index
+        self.index = index
         self.label = label or f"gradient.{index}"
         self.variable_name, self.place, self.call = "", 0, 0
         self.spec, self.kind = tf.TensorSpec(shape, dtype), _kind(dtype, shape)
@@ -62,6 +61,7 @@ class Slot(tf.Module):
             self.exchanges = ResourceVariable(
                 tf.zeros([], tf.int64), trainable=False, name="exchanges"
             )
+            self._number = tf.constant(index, tf.int32)
 
     @property
     def kept(self) -> list[ResourceVariable]:
@@ -79,15 +79,14 @@ class Slot(tf.Module):
         self.exchanges.assign(0)
 
     @property
-    def state(self) -> list[ResourceVariable]:
-        """All variables, in the order in which operations take them."""
-        return [*self.kept, self.exchanges]
+    def handles(self) -> list[tf.Tensor]:
+        """The handles of all variables, and the number, in the order in which operations take them."""
+        return [*(variable.handle for variable in (*self.kept, self.exchanges)), self._number]
 
     @property
     def compared(self) -> str:
         """The settings that ranks compare besides the route, as text."""
-        key = f" as number {self.key}" if self.key != self.index else ""
-        return f"scale {self.scale}{key}, source {self.place} ({common_name(self.variable_name)})"
+        return f"scale {self.scale}, source {self.place} ({common_name(self.variable_name)})"
 
     def check(self, gradient: tf.Tensor) -> None:
         """Raises ``ExchangeError`` if a gradient that is traced again does not fit this slot."""

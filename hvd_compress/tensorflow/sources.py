@@ -70,25 +70,48 @@ def name_of(variable: Any) -> str:
     return getattr(variable, "path", variable.name)
 
 
-def source_of(gradient: tf.Tensor, count: int) -> Source:
-    """The source of a gradient that Horovod is reducing.
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of Horovod's function that reduces gradients.
 
-    Args:
-        gradient: the tensor that Horovod passed to ``compress``.
-        count: the number of times that Horovod passed the same tensor before: several variables may have
-            one gradient.
+    Attributes:
+        gradients: the list of gradients.
+        variables: their variables, in the same order.
+        shared: whether the trace serves several lists of variables.
+    """
+
+    gradients: Sequence[Any]
+    variables: Sequence[Any]
+    shared: bool
+
+    def source(self, gradient: tf.Tensor, count: int) -> Source:
+        """The source of one of the gradients.
+
+        Args:
+            gradient: the tensor that Horovod passed to ``compress``.
+            count: the number of times that Horovod passed the same tensor before in this call: several
+                variables may have one gradient.
+
+        Raises:
+            ExchangeError: the source is not a variable.
+        """
+        places = [i for i, one in enumerate(self.gradients) if one is gradient]
+        place = places[count % len(places)]
+        call = self.variables if self.shared else ()
+        return Source.of(self.variables[place], place=place, call=call)
+
+
+def call_of(gradient: tf.Tensor) -> Call:
+    """The call of Horovod's function that is reducing a gradient.
 
     Raises:
-        ExchangeError: no tape or optimizer called Horovod, or the source is not a variable.
+        ExchangeError: no tape or optimizer called Horovod.
     """
     for frame in _frames():
         if frame.f_code.co_name.endswith(_REDUCES) and frame.f_locals.get("vars") is not None:
             gradients, variables = frame.f_locals["grads"], frame.f_locals["vars"]
-            places = [i for i, one in enumerate(gradients) if one is gradient]
-            if places:
-                place = places[count % len(places)]
-                call = variables if _called_with(frame) is not None else ()
-                return Source.of(variables[place], place=place, call=call)
+            if any(one is gradient for one in gradients):
+                return Call(gradients, variables, _called_with(frame) is not None)
     raise ExchangeError(
         f"expected a gradient from hvd.DistributedGradientTape or hvd.DistributedOptimizer, got "
         f"one of {gradient.shape} from another function: compress() cannot tell which variable it is of"
@@ -106,7 +129,7 @@ class Variables:
 
         Args:
             variable: TensorFlow's variable.
-            turn: the number of gradients of the variable that the same function exchanges before this one.
+            turn: the number of gradients of the variable before this one in the same call of Horovod.
         """
         known, slot = self._slots.get((id(variable), turn), (None, None))
         return slot if known is not None and known() is variable else None
@@ -160,14 +183,14 @@ class SharedTrace:
         self._now: list[Slot] = []
 
     def handles(self, source: Source, turn: int, slot: Slot) -> list[tf.Tensor]:
-        """The handles of a slot's variables, looked up in each call; in the order of ``Slot.state``."""
+        """The tensors of :attr:`Slot.handles`, looked up in each call."""
         number = len(self._traced)
         self._traced.append((source.place, turn, slot))
         return [
             self._graph.capture_call_time_value(
-                partial(self._handle, number, part), tf.TensorSpec([], tf.resource)
+                partial(self._handle, number, part), tf.TensorSpec([], handle.dtype)
             )
-            for part in range(len(slot.state))
+            for part, handle in enumerate(slot.handles)
         ]
 
     def _handle(self, number: int, part: int) -> tf.Tensor:
@@ -183,7 +206,7 @@ class SharedTrace:
                 for place, turn, slot in self._traced
             ]
             self._found(self._now)
-        return self._now[number].state[part].handle
+        return self._now[number].handles[part]
 
 
 def _called_with(frame: Any) -> Sequence[Any] | None:

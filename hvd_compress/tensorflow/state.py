@@ -100,7 +100,7 @@ class _Left:
         exchanges: the number of exchanges of the gradient so far.
         row: the number of elements that stay together where ranks share out the gradient.
         transposed: rows and columns of the gradient, where residuals are in column order; otherwise None.
-        key: see :class:`Slot`.
+        key: the gradient's number in the order of owners' parts.
         of: the variable's name.
         call: see :class:`Slot`.
         residual_dtype: the dtype of the residuals in the checkpoint.
@@ -152,7 +152,7 @@ class Resized(Inheritance):
             slot.begin_anew()
             return
         old = self.left.pop(slot.index)
-        residual, owned = _inherited(slot.key, old, self.heir, owners, shared, has_residuals)
+        residual, owned = _inherited(slot.index, old, self.heir, owners, shared, has_residuals)
         slot.begin_with(residual, owned)
         slot.exchanges.assign(old[0].exchanges)
 

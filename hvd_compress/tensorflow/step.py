@@ -50,18 +50,20 @@ class Step:
         self._configuration = configuration
         self._rank_of_job = hvd.rank()
 
-    def begin(self, beginning: Beginning) -> tuple[tf.Tensor, tf.Tensor]:
-        """Traces the beginning of a step.
+    def begin(self, beginning: Beginning, first: bool) -> tuple[tf.Tensor, tf.Tensor]:
+        """Traces the beginning of an exchange.
 
         Args:
-            beginning: the step's notes, whose graph is the current one.
+            beginning: the exchange's notes, whose graph is the current one.
+            first: whether a step begins with it; otherwise it belongs to the step before, with which its
+                residuals are dropped.
 
         Returns:
             The token, shape=(1,), float32, and whether all ranks take part, shape=(), bool.
         """
         ranks = self._collectives
         with tf.control_dependencies([self._same_place()]):
-            begun, standing = self._ops.hvdc_begin(self._ledger, graph=beginning.graph)
+            begun, standing = self._ops.hvdc_begin(self._ledger, graph=beginning.graph, first=first)
         own = [begun * tf.constant(token.make(ranks.rank)), standing, beginning.digest.read_value()]
         sums = ranks.all_reduce(tf.concat(own, 0), "participation")
         present, rest, digests = tf.split(sums, [3, 2, 3])

@@ -66,6 +66,38 @@ def _trace(optimizer: Any, variable: Any, row: int, sparse: bool) -> Callable[[t
     return step
 
 
+class _OfItsOwn(keras.Model):
+    """A model without a first shape, whose ``train_step`` exchanges by Horovod's tape."""
+
+    def __init__(self, compressor: hvdc.Compressor) -> None:
+        super().__init__()
+        self.compressor, self.head = compressor, keras.layers.Dense(3)
+
+    def call(self, inputs: Any) -> Any:
+        return self.head(inputs)
+
+    def train_step(self, data: Batch) -> dict[str, Any]:
+        inputs, labels = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(inputs) - labels) ** 2)
+        tape = hvd.DistributedGradientTape(tape, compression=self.compressor)
+        sources = [one.value for one in self.trainable_variables]
+        self.optimizer.apply(tape.gradient(loss, sources), self.trainable_variables)
+        return {"loss": loss}
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_train_step_with_horovods_tape() -> None:
+    """Keras traces the step of a model that is not built twice; a variable has one residual in both."""
+    compressor = hvdc.OneBit(threshold=0)
+    model = _OfItsOwn(compressor)
+    model.compile(optimizer=SGD(0.1), jit_compile=False)
+    inputs, labels = (np.concatenate(part) for part in zip(*_batches(5), strict=True))
+    model.fit(inputs, labels, batch_size=4, epochs=2, verbose=0)  # The last batch is smaller.
+    assert [slot.label for slot in compressor.slots] == ["gradient.0", "gradient.1"]
+    assert [int(slot.exchanges) for slot in compressor.slots] == [6, 6]
+
+
 @on_ranks(2, launcher="tensorflow")
 def test_dropping_a_batch_that_has_exchanged_nothing() -> None:
     """The residuals stay as the batch before left them, whose update was used."""

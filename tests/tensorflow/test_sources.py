@@ -57,7 +57,12 @@ def _assert_sums(
     """Fails unless the sent part of each gradient and the ranks' residuals add up to the computed one."""
     for slot in compressor.slots:
         name = slot.variable_name.partition(":")[0]
-        left = hvd.allreduce(slot.residual, name=f"left.{slot.index}").numpy().reshape(SHAPE)
+        unsent = slot.residual.numpy()
+        if owned := len(slot.owned.numpy()):  # An owner owes it to the average.
+            begin, end = compressor.shared(slot).shards(hvd.size(), slot.index).of(hvd.rank())
+            assert end - begin == owned
+            unsent[begin:end] += hvd.size() * slot.owned.numpy()
+        left = hvd.allreduce(unsent, name=f"left.{slot.index}").numpy().reshape(SHAPE)
         total = hvd.allreduce(tf.constant(wanted[name]), name=f"wanted.{slot.index}").numpy()
         scale = np.abs(total).max()
         np.testing.assert_allclose(sent[name] + left, total, atol=1e-5 * scale, err_msg=name)
@@ -121,12 +126,146 @@ def test_one_persistent_tape_of_two_models() -> None:
         sent["b"] += tape.gradient(second, [b])[0].numpy()
         wanted["a"] += one
         wanted["b"] += other
-    for slot in compressor.slots:  # What owners owe is of the average.
-        begin, end = compressor.shared(slot).shards(hvd.size(), slot.key).of(hvd.rank())
-        owed = np.zeros(slot.residual.numpy().size, np.float32)
-        owed[begin:end] = hvd.size() * slot.owned.numpy()
-        slot.residual.assign_add(owed)
     _assert_sums(compressor, sent, wanted)
+
+
+def _heads_of_one_shape() -> None:
+    """Both heads, or one of them: TensorFlow has one eager trace for each number of heads."""
+    for exchange in ("allgather", "two_shot", "auto"):
+        compressor = hvdc.OneBit(threshold=0, exchange=exchange)
+        heads = dict(zip("ab", _variables("a", "b"), strict=True))
+        run = _exchange(compressor, graph=False)
+        sent = {name: np.zeros(SHAPE, np.float32) for name in heads}
+        wanted = {name: np.zeros(SHAPE, np.float32) for name in heads}
+        for step, names in enumerate(("ab", "a", "b", "ab", "ba", "b")):
+            gradients = [_gradient(name, step) for name in names]
+            results = run(list(map(tf.constant, gradients)), [heads[name] for name in names])
+            for name, gradient, result in zip(names, gradients, results, strict=True):
+                sent[name] += result.numpy()
+                wanted[name] += gradient
+        assert [int(slot.exchanges) for slot in compressor.slots] == [4, 5]
+        _assert_sums(compressor, sent, wanted)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_heads_of_one_shape_on_two_ranks() -> None:
+    _heads_of_one_shape()
+
+
+@on_ranks(3, launcher="tensorflow")
+def test_heads_of_one_shape_on_three_ranks() -> None:
+    _heads_of_one_shape()
+
+
+_Step = Callable[[list[tf.Tensor]], list[tf.Tensor]]
+"""A step of an outer graph: exchanges gradients of the trunk, and returns their averages."""
+
+
+def _first_call_makes_the_variable(reduce: Callable[..., tf.Tensor]) -> _Step:
+    """TensorFlow traces the inner function twice."""
+    made: list[tf.Variable] = []
+
+    @tf.function
+    def inner(gradient: tf.Tensor) -> tf.Tensor:
+        if not made:
+            made.append(tf.Variable(tf.zeros(SHAPE), name="trunk"))
+        return reduce(made[0], gradient)
+
+    return tf.function(lambda gradients: [inner(gradient) for gradient in gradients])
+
+
+def _rest_of_the_samples(reduce: Callable[..., tf.Tensor]) -> _Step:
+    """The inner function is traced for a whole batch, and for the rest of the samples."""
+    [trunk] = _variables("trunk")
+
+    @tf.function
+    def inner(batch: tf.Tensor) -> tf.Tensor:
+        return reduce(trunk, tf.reduce_sum(batch, 0))
+
+    return tf.function(lambda g: [inner(tf.stack([g[0] / 2, g[0] / 2])), inner(tf.stack([g[1]]))])
+
+
+def _branches(reduce: Callable[..., tf.Tensor]) -> _Step:
+    """A tape in each branch."""
+    [trunk] = _variables("trunk")
+
+    @tf.function
+    def step(first: tf.Tensor, second: tf.Tensor, which: tf.Tensor) -> tf.Tensor:
+        return tf.cond(which, lambda: reduce(trunk, first), lambda: reduce(trunk, second))
+
+    return lambda g: [step(*g, tf.constant(True)), step(*g, tf.constant(False))]
+
+
+def _auxiliary_loss(reduce: Callable[..., tf.Tensor]) -> _Step:
+    """Two tapes of one variable in the same graph, the second of which is switched off later."""
+    [trunk] = _variables("trunk")
+
+    @tf.function
+    def step(first: tf.Tensor, second: tf.Tensor, auxiliary: bool) -> list[tf.Tensor]:
+        main = reduce(trunk, first)
+        # It depends on the first average.
+        return [main, *([reduce(trunk, second + 0 * main)] if auxiliary else [])]
+
+    steps = iter(range(10**6))
+    return lambda g: step(*g, next(steps) < STEPS // 2)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_variable_has_one_residual_in_all_graphs() -> None:
+    """Patterns find it by one name, too."""
+    makers = (_first_call_makes_the_variable, _rest_of_the_samples, _branches, _auxiliary_loss)
+    for make in makers:
+        for exchange in ("allgather", "two_shot"):
+            layers = {"gradient.0": "onebit"}
+            compressor = hvdc.Int8(threshold=0, exchange=exchange, layers=layers)
+
+            def reduce(variable: tf.Variable, gradient: tf.Tensor, use: Any = compressor) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(variable * gradient)
+                tape = hvd.DistributedGradientTape(tape, compression=use)
+                return tape.gradient(loss, [variable])[0]
+
+            step = make(reduce)
+            sent, wanted = np.zeros(SHAPE, np.float32), np.zeros(SHAPE, np.float32)
+            for number in range(STEPS):
+                gradients = [_gradient("trunk", 2 * number + i) for i in range(2)]
+                averages = step(list(map(tf.constant, gradients)))
+                sent += np.sum(averages, axis=0)
+                wanted += np.sum(gradients[: len(averages)], axis=0)
+            assert [slot.label for slot in compressor.slots] == ["gradient.0"], make.__doc__
+            assert compressor.routes()["gradient.0"].codec.name == "onebit"
+            _assert_sums(compressor, {"trunk": sent}, {"trunk": wanted})
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_two_tapes_in_a_graph_are_dropped_together() -> None:
+    """One after the other moves the same residual, which is put back to that before the first."""
+    compressor = hvdc.OneBit(threshold=0)
+    [trunk] = _variables("trunk")
+
+    @tf.function
+    def step(*gradients: tf.Tensor) -> None:
+        for gradient in gradients:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(trunk * gradient)
+            tape = hvd.DistributedGradientTape(tape, compression=compressor)
+            tape.gradient(loss, [trunk])
+
+    numbers = [tf.constant(_gradient("trunk", i)) for i in range(2)]
+    step(*numbers)
+    [slot] = compressor.slots
+    before = slot.residual.numpy().copy()
+    step(*numbers)
+    assert not np.array_equal(slot.residual, before)
+    compressor.drop_step()
+    assert np.array_equal(slot.residual, before)
+    for infinite in range(2):
+        sent = list(numbers)
+        if hvd.rank() == 0:
+            sent[infinite] = sent[infinite] * np.inf
+        step(*sent)
+        assert np.array_equal(slot.residual, before)
+    assert compressor.counters.steps == 4 and int(slot.exchanges) == 8
 
 
 @on_ranks(2, launcher="tensorflow")

@@ -137,7 +137,7 @@ class Exchange(ABC):
         return self.coder.run("decode", bucket, *inputs, what=what, copies=copies, weight=weight)
 
     def _shards(self, slot: Slot) -> tuple[Shards, Codec]:
-        """The parts of a gradient, and their codec."""
+        """The parts of gradient 0 where it has a slot's shape, and their codec."""
         cut = self.shared(slot)
         assert cut is not None
-        return cut.shards(self.owners, slot.key), cut.codec
+        return cut.shards(self.owners), cut.codec

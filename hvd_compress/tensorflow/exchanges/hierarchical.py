@@ -96,9 +96,9 @@ class Hierarchical(Exchange):
         return self._decode(bucket, "averages", copies=hosts, weight=local)
 
     def _length(self, bucket: Bucket) -> int | None:
-        """The number of bytes of this rank's averages, where it is known."""
+        """The least number of bytes of a local rank's averages, where it is known."""
         shards, codec = self._shards(bucket.slots[0])
-        return None if bucket.length is None else shards.payload_bytes(codec)[self._local_rank]
+        return None if bucket.length is None else min(shards.payload_bytes(codec))
 
     def _agree(self) -> None:
         ranks = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())

@@ -24,6 +24,7 @@ struct Member {
   // float32 or bfloat16 variables, empty until the first step: of this rank's gradient, and of the
   // average of the piece that it owns; and an int64 variable that counts exchanges.
   tensorflow::core::RefCountPtr<tensorflow::Var> residual, owned, exchanges;
+  int64_t number = 0;                // of the gradient, in the noise and in the order of its owners
   std::vector<Piece> pieces, inner;  // inner: the same within a host, by its own codec
   int64_t step = 0;                  // the position in the noise, stamped on payloads
   double scale = 0;                  // on the sum of the ranks' gradients

@@ -17,7 +17,6 @@ Coder::Coder(OpKernelConstruction* context) {
   OP_REQUIRES_OK(context, context->GetAttr("label", &label_));
   OP_REQUIRES_OK(context, context->GetAttr("spec", &spec));
   OP_REQUIRES_OK(context, context->GetAttr("inner", &inner));
-  OP_REQUIRES_OK(context, context->GetAttr("tensor", &tensor_));
   OP_REQUIRES_OK(context, context->GetAttr("seed", &seed_));
   OP_REQUIRES_OK(context, context->GetAttr("threads", &threads_));
   OP_REQUIRES_OK(context, context->GetAttr("alpha", &alpha_));
@@ -51,7 +50,7 @@ absl::Status Coder::CheckTraced(const Tensor& gradient) const {
                                  gradient.NumElements());
 }
 
-std::vector<Piece> Coder::Pieces(const TensorShape& shape) const {
+std::vector<Piece> Coder::Pieces(const TensorShape& shape, int64_t number) const {
   if (lengths_.empty()) return {PieceOf(shape, 0)};
   std::vector<Piece> pieces;
   // Whole rows stay together where each has two values of its own.
@@ -60,16 +59,17 @@ std::vector<Piece> Coder::Pieces(const TensorShape& shape) const {
     for (int i = 1; i < shape.dims(); ++i) columns *= shape.dim_size(i);
   }
   const int64_t row = std::max<int64_t>(columns, 1);
-  for (size_t i = 0; i < lengths_.size(); ++i) {
-    pieces.push_back(PieceOf(TensorShape({lengths_[i] / row, row}), begins_[i]));
-    if (lengths_[i] == 0) pieces.back().bytes = 0;  // an owner of nothing gets nothing
+  const auto owners = static_cast<int64_t>(lengths_.size());
+  for (int64_t owner = 0; owner < owners; ++owner) {
+    const int64_t part = (owner + owners - number % owners) % owners;
+    pieces.push_back(PieceOf(TensorShape({lengths_[part] / row, row}), begins_[part]));
+    if (lengths_[part] == 0) pieces.back().bytes = 0;  // an owner of nothing gets nothing
   }
   return pieces;
 }
 
-std::vector<Piece> Coder::InnerPieces(const TensorShape& shape) const {
+std::vector<Piece> Coder::InnerPieces(std::vector<Piece> pieces) const {
   if (inner_.codec == 0) return {};
-  std::vector<Piece> pieces = Pieces(shape);
   for (Piece& piece : pieces) {
     hvdc_spec spec = inner_;
     spec.rows = piece.spec.rows;
@@ -91,8 +91,8 @@ Piece Coder::PieceOf(const TensorShape& shape, int64_t begin) const {
 
 absl::Status Coder::Encode(OpKernelContext* context, Kernels* kernels,
                            const std::vector<Piece>& pieces, const std::vector<int64_t>& streams,
-                           int64_t step, const Tensor& numbers, Tensor* message, Var* residual,
-                           Tensor* before) const {
+                           int64_t number, int64_t step, const Tensor& numbers, Tensor* message,
+                           Var* residual, Tensor* before) const {
   const auto* from = static_cast<const char*>(numbers.data());
   uint8_t* to = message->flat<uint8_t>().data();
   mutex_lock lock(*residual->mu());
@@ -104,7 +104,7 @@ absl::Status Coder::Encode(OpKernelContext* context, Kernels* kernels,
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
     if (piece.bytes == 0) continue;
-    const hvdc_noise noise = NoiseOf(streams[i], step);
+    const hvdc_noise noise = NoiseOf(streams[i], number, step);
     Feedback feedback = {alpha_, beta_, nullptr, nullptr, DtypeOf(next.dtype())};
     if (this->feedback()) {
       const int64_t first = piece.begin * DataTypeSize(next.dtype());
@@ -121,9 +121,9 @@ absl::Status Coder::Encode(OpKernelContext* context, Kernels* kernels,
   return absl::OkStatus();
 }
 
-hvdc_noise Coder::NoiseOf(int64_t stream, int64_t step) const {
+hvdc_noise Coder::NoiseOf(int64_t stream, int64_t number, int64_t step) const {
   return {static_cast<uint32_t>(seed_), static_cast<uint32_t>(stream),
-          static_cast<uint32_t>(tensor_), 0, static_cast<uint64_t>(step)};
+          static_cast<uint32_t>(number), 0, static_cast<uint64_t>(step)};
 }
 
 absl::Status Coder::Current(OpKernelContext* context, Kernels* kernels, int64_t count,

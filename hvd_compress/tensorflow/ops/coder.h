@@ -23,9 +23,9 @@ struct Piece {
 };
 
 // Attributes: label; spec (an hvdc_spec without rows and columns); inner (the same of the codec
-// within a host, or empty); tensor, seed (of the noise);
-// threads; alpha, beta (of error feedback); begins, lengths (the pieces for each owner; none for
-// the whole gradient as one piece); streams (the rank in each piece's noise key); own, own_stream
+// within a host, or empty); seed (of the noise);
+// threads; alpha, beta (of error feedback); begins, lengths (the pieces for each owner of gradient
+// 0; none for the whole gradient as one piece); streams (the rank in each piece's noise key); own, own_stream
 // (the piece that this rank owns, and the rank in the noise key of its average); bits, norms (of an
 // integer sum: of a lane, and how many norms there are).
 class Coder {
@@ -40,10 +40,11 @@ class Coder {
   // Whether a gradient has the elements that tracing counted on.
   absl::Status CheckTraced(const tensorflow::Tensor& gradient) const;
 
-  // The pieces of a gradient of this shape, without offsets; and the pieces within a host, where
-  // another codec encodes them there.
-  std::vector<Piece> Pieces(const tensorflow::TensorShape& shape) const;
-  std::vector<Piece> InnerPieces(const tensorflow::TensorShape& shape) const;
+  // The pieces of a gradient of this shape for each owner, without offsets: the gradient's number
+  // is that of the first piece's owner, as in hvd_compress/exchanges/shards.py. Also the same
+  // pieces within a host, where another codec encodes them there.
+  std::vector<Piece> Pieces(const tensorflow::TensorShape& shape, int64_t number) const;
+  std::vector<Piece> InnerPieces(std::vector<Piece> pieces) const;
 
   // The rank with the first of the pieces, where the ranks of a host own them.
   int64_t first_rank() const { return own_stream_ - own_; }
@@ -54,9 +55,10 @@ class Coder {
 
   // Encodes pieces of a gradient, or of an average, into `message`, and moves the residual on, a
   // variable of one float32 or bfloat16 an element that is empty at first; `before` is what it was.
+  // number, step: the gradient's, in the noise.
   absl::Status Encode(tensorflow::OpKernelContext* context, Kernels* kernels,
                       const std::vector<Piece>& pieces, const std::vector<int64_t>& streams,
-                      int64_t step, const tensorflow::Tensor& numbers, tensorflow::Tensor* message,
+                      int64_t number, int64_t step, const tensorflow::Tensor& numbers, tensorflow::Tensor* message,
                       tensorflow::Var* residual, tensorflow::Tensor* before) const;
 
   // Integer sums, on the CPU. The numbers of norms and of words of levels of a gradient.
@@ -78,7 +80,7 @@ class Coder {
                      tensorflow::Var* residual, float* norms) const;
 
   // Levels with the norms that the ranks agreed on; updates the residual.
-  absl::Status EncodeLevels(tensorflow::OpKernelContext* context, int64_t step,
+  absl::Status EncodeLevels(tensorflow::OpKernelContext* context, int64_t number, int64_t step,
                             const tensorflow::Tensor& gradient, const float* norms,
                             tensorflow::Var* residual, int32_t* words,
                             tensorflow::Tensor* before) const;
@@ -89,8 +91,8 @@ class Coder {
 
  private:
   Piece PieceOf(const tensorflow::TensorShape& shape, int64_t begin) const;
-  hvdc_noise NoiseOf(int64_t stream, int64_t step) const;
-  hvdc_tensor LevelTensor(const tensorflow::Tensor& values, int64_t step) const;
+  hvdc_noise NoiseOf(int64_t stream, int64_t number, int64_t step) const;
+  hvdc_tensor LevelTensor(const tensorflow::Tensor& values, int64_t number, int64_t step) const;
   absl::Status CheckLevels(int status, const char* what) const;
 
   // The residual as it is, one number an element, zeros at first. The caller holds the variable's
@@ -101,7 +103,7 @@ class Coder {
   std::string label_;
   hvdc_spec spec_, flat_;  // as it came, and of all elements in one dimension
   hvdc_spec inner_ = {};   // within a host; codec 0: none
-  int64_t seed_, tensor_, own_, own_stream_, norms_, words_ = 0;
+  int64_t seed_, own_, own_stream_, norms_, words_ = 0;
   int threads_, bits_;
   float alpha_, beta_;
   std::vector<int64_t> begins_, lengths_, streams_;

@@ -15,24 +15,26 @@ void Ledger::Expect(int64_t graph, Traced traced) {
   traced_[graph] = std::move(traced);
 }
 
-Standing Ledger::Begin(int64_t graph) {
+Standing Ledger::Begin(int64_t graph, bool first) {
   mutex_lock lock(mutex_);
   const Traced& traced = traced_[graph];
   buckets_.clear();
   for (const auto& scales : traced.buckets) buckets_.push_back(std::make_shared<Bucket>(scales));
-  moves_.clear();
   end_ = std::make_shared<Latch>();
   expected_ = traced.gradients;
   returned_ = 0;
-  dropped_ = replaced_ = false;
+  if (first) {
+    moves_.clear();
+    dropped_ = replaced_ = false;
+    counters_[kSteps] += 1;
+  }
   if (gpu_) {
-    gpu_->BeginStep();
+    if (first) gpu_->BeginStep();
     std::string met = gpu_->TakeError();
     if (!met.empty()) earlier_failure_ = {std::move(met), /*late=*/true};
   }
   if (!failure_.empty()) earlier_failure_ = {std::move(failure_), /*late=*/false};
   failure_.clear();
-  counters_[kSteps] += 1;
   return Standing{agreed_, !earlier_failure_.message.empty()};
 }
 
@@ -107,8 +109,8 @@ void Ledger::Decoded(bool drop) {
 }
 
 void Ledger::TakeBack() {
-  for (Move& move : moves_) move.TakeBack();
-  moves_.clear();
+  // The last one first: two exchanges of a step may have moved the same residual.
+  for (; !moves_.empty(); moves_.pop_back()) moves_.back().TakeBack();
 }
 
 void Ledger::Returned() {
@@ -116,8 +118,8 @@ void Ledger::Returned() {
   {
     mutex_lock lock(mutex_);
     if (++returned_ != expected_) return;
-    for (Move& move : moves_) {
-      const absl::Status status = move.TakeBackIfFlagged();
+    for (auto move = moves_.rbegin(); move != moves_.rend(); ++move) {
+      const absl::Status status = move->TakeBackIfFlagged();
       if (!status.ok() && failure_.empty()) failure_ = std::string(status.message());
     }
     buckets_.clear();

@@ -98,8 +98,9 @@ class Ledger : public tensorflow::ResourceBase {
   // Notes what has been traced of a graph so far.
   void Expect(int64_t graph, Traced traced);
 
-  // Starts a step of a graph.
-  Standing Begin(int64_t graph);
+  // Starts an exchange of a graph. first: whether a step begins with it; otherwise it belongs to the
+  // step before, which is dropped as a whole.
+  Standing Begin(int64_t graph, bool first);
 
   // One of the step's buckets; null where there is none of that number.
   std::shared_ptr<Bucket> bucket(int64_t number);

@@ -54,7 +54,7 @@ absl::Status Coder::Norms(OpKernelContext* context, const Tensor& gradient, Var*
   TF_RETURN_IF_ERROR(CheckTraced(gradient));
   mutex_lock lock(*residual->mu());
   Tensor now;
-  hvdc_tensor tensor = LevelTensor(gradient, 0);
+  hvdc_tensor tensor = LevelTensor(gradient, 0, 0);
   if (feedback()) {
     CpuKernels kernels(threads_);
     TF_RETURN_IF_ERROR(Current(context, &kernels, gradient.NumElements(), residual, &now));
@@ -65,13 +65,13 @@ absl::Status Coder::Norms(OpKernelContext* context, const Tensor& gradient, Var*
                      "computing norms");
 }
 
-absl::Status Coder::EncodeLevels(OpKernelContext* context, int64_t step, const Tensor& gradient,
-                                 const float* norms, Var* residual, int32_t* words,
-                                 Tensor* before) const {
+absl::Status Coder::EncodeLevels(OpKernelContext* context, int64_t number, int64_t step,
+                                 const Tensor& gradient, const float* norms, Var* residual,
+                                 int32_t* words, Tensor* before) const {
   TF_RETURN_IF_ERROR(CheckTraced(gradient));
   mutex_lock lock(*residual->mu());
   Tensor next;
-  hvdc_tensor tensor = LevelTensor(gradient, step);
+  hvdc_tensor tensor = LevelTensor(gradient, number, step);
   if (feedback()) {
     CpuKernels kernels(threads_);
     TF_RETURN_IF_ERROR(Current(context, &kernels, gradient.NumElements(), residual, before));
@@ -89,15 +89,15 @@ absl::Status Coder::EncodeLevels(OpKernelContext* context, int64_t step, const T
 absl::Status Coder::DecodeLevels(const float* norms, const int32_t* words, float scale,
                                  Tensor* sum) const {
   TF_RETURN_IF_ERROR(CheckTraced(*sum));
-  hvdc_tensor tensor = LevelTensor(*sum, 0);
+  hvdc_tensor tensor = LevelTensor(*sum, 0, 0);
   return CheckLevels(hvdc_level_decode_batch(&tensor, 1, norms, words, scale, threads_, nullptr),
                      "decoding levels");
 }
 
-hvdc_tensor Coder::LevelTensor(const Tensor& values, int64_t step) const {
+hvdc_tensor Coder::LevelTensor(const Tensor& values, int64_t number, int64_t step) const {
   hvdc_tensor tensor = {};
   tensor.spec = flat_;
-  tensor.noise = NoiseOf(streams_[0], step);
+  tensor.noise = NoiseOf(streams_[0], number, step);
   tensor.values = values.data();
   tensor.dtype = DtypeOf(values.dtype());
   tensor.alpha = alpha_;

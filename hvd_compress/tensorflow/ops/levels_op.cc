@@ -75,8 +75,9 @@ class LevelsOp : public OpKernel {
       }
     }
     Tensor before;
-    const absl::Status status = coder.EncodeLevels(context, member->step, member->gradient, norms,
-                                                   member->residual.get(), to, &before);
+    const absl::Status status =
+        coder.EncodeLevels(context, member->number, member->step, member->gradient, norms,
+                           member->residual.get(), to, &before);
     if (!status.ok()) {
       ledger->Fail(std::string(status.message()));
       std::fill_n(to, coder.words(), 0);

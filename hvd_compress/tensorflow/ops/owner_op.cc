@@ -143,7 +143,8 @@ class AverageOp : public OpKernel {
     whole.begin = 0;
     Tensor before;
     TF_RETURN_IF_ERROR(coder.Encode(context, kernels.get(), {whole}, {coder.own_stream()},
-                                    member->step, average, averages, member->owned.get(), &before));
+                                    member->number, member->step, average, averages,
+                                    member->owned.get(), &before));
     const std::chrono::duration<double> averaging = averaged - started;
     const std::chrono::duration<double> encoding = std::chrono::steady_clock::now() - averaged;
     ledger->Count(kDecodeSeconds, averaging.count());

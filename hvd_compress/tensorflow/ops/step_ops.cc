@@ -132,14 +132,15 @@ class SameVariablesOp : public OpKernel {
 };
 HVDC_REGISTER("HvdcSameVariables", SameVariablesOp, .HostMemory("variables"));
 
-// Starts a step of a graph. token: a 1, on which the step's messages depend. standing: this rank's
-// numbers in the participation check: whether its settings are yet to be compared, and whether it
-// has failed.
+// Starts an exchange of a graph. first: whether a step begins with it. token: a 1, on which the
+// exchange's messages depend. standing: this rank's numbers in the participation check: whether its
+// settings are yet to be compared, and whether it has failed.
 REGISTER_OP("HvdcBegin")
     .Input("ledger: resource")
     .Output("token: float")
     .Output("standing: float")
     .Attr("graph: int")
+    .Attr("first: bool")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(1));
@@ -151,11 +152,12 @@ class BeginOp : public LedgerKernel<0> {
  public:
   explicit BeginOp(OpKernelConstruction* context) : LedgerKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("graph", &graph_));
+    OP_REQUIRES_OK(context, context->GetAttr("first", &first_));
   }
 
  private:
   void Run(OpKernelContext* context, Ledger* ledger) override {
-    const Standing now = ledger->Begin(graph_);
+    const Standing now = ledger->Begin(graph_, first_);
     Tensor *token, *standing;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({1}), &token));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({2}), &standing));
@@ -165,6 +167,7 @@ class BeginOp : public LedgerKernel<0> {
   }
 
   int64_t graph_;
+  bool first_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcBegin").Device(DEVICE_CPU), BeginOp);
 

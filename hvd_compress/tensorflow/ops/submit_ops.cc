@@ -12,7 +12,8 @@ namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
-// begun: the tensor on which the step's messages depend. residual, owned, exchanges: see Member.
+// begun: the tensor on which the step's messages depend. residual, owned, exchanges, number: see
+// Member.
 // submitted: the token that stands for the gradient in Horovod's allreduce. bucket, member: the
 // numbers of the bucket and of its member. The other attributes are a Coder's.
 REGISTER_OP("HvdcSubmit")
@@ -21,6 +22,7 @@ REGISTER_OP("HvdcSubmit")
     .Input("residual: resource")
     .Input("owned: resource")
     .Input("exchanges: resource")
+    .Input("number: int32")
     .Input("ledger: resource")
     .Output("submitted: float")
     .Attr("T: {float, half, bfloat16}")
@@ -29,7 +31,6 @@ REGISTER_OP("HvdcSubmit")
     .Attr("label: string")
     .Attr("spec: string")
     .Attr("inner: string")
-    .Attr("tensor: int")
     .Attr("seed: int")
     .Attr("threads: int")
     .Attr("alpha: float")
@@ -60,12 +61,13 @@ class SubmitOp : public OpKernel {
     OP_REQUIRES_OK(context, Lookup(context, 2, &member.residual));
     OP_REQUIRES_OK(context, Lookup(context, 3, &member.owned));
     OP_REQUIRES_OK(context, Lookup(context, 4, &member.exchanges));
-    const auto found = LookupBucket(context, 5, bucket_);
+    member.number = context->input(5).scalar<int32_t>()();
+    const auto found = LookupBucket(context, 6, bucket_);
     OP_REQUIRES_OK(context, found.status());
     member.coder = coder_;
     member.gradient = context->input(0);
-    member.pieces = coder_->Pieces(member.gradient.shape());
-    member.inner = coder_->InnerPieces(member.gradient.shape());
+    member.pieces = coder_->Pieces(member.gradient.shape(), member.number);
+    member.inner = coder_->InnerPieces(member.pieces);
     found->ledger->Count(kUncompressedBytes, static_cast<double>(member.gradient.TotalBytes()));
     context->set_output(0, context->input(1));
     found->bucket->Submit(member_, std::move(member));
@@ -80,6 +82,7 @@ HVDC_REGISTER("HvdcSubmit", SubmitOp,
                   .HostMemory("residual")
                   .HostMemory("owned")
                   .HostMemory("exchanges")
+                  .HostMemory("number")
                   .HostMemory("ledger")
                   .HostMemory("submitted"));
 
