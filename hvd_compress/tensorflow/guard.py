@@ -1,8 +1,8 @@
-"""Notices that Horovod's own Keras optimizer is about to ignore a compressor.
+"""Notices, while Horovod makes a tape or optimizer, that it cannot use or will ignore a compressor.
 
 Under Keras 3, ``horovod.tensorflow.keras.DistributedOptimizer`` overrides methods that Keras never calls:
 ranks train apart, and no method of the compressor is called that could report it. But Horovod puts the
-compressor into the key of a cache while the optimizer is made, and so calls its ``__hash__``.
+compressor into the key of a cache while a tape or optimizer is made, and so calls its ``__hash__``.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ import sys
 from typing import Any
 
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.tensorflow.reduction import check_operation
 
 
 def check_who_hashes() -> None:
-    """Raises if Horovod's own optimizer for Keras 3 asks for the hash; called from ``__hash__``.
+    """Checks the tape or optimizer of Horovod that asks for the hash; called from ``__hash__``.
 
     Raises:
-        ExchangeError: the caller is Horovod's ``DistributedOptimizer`` with an optimizer of Keras 3.
+        ExchangeError: it is Horovod's ``DistributedOptimizer`` with an optimizer of Keras 3; or its ``op``
+            is not possible on compressed gradients.
     """
     frame: Any = sys._getframe(2)
     if frame.f_globals.get("__name__") != "horovod.tensorflow.util":
         return
     while frame is not None:
+        if frame.f_code.co_name == "_make_allreduce_grads_fn":
+            check_operation(frame.f_locals["op"])
         if frame.f_code.co_name == "create_distributed_optimizer":
             _check(frame.f_locals["optimizer"])
             return

@@ -10,6 +10,16 @@ from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.slots import Slot
 
 
+def check_operation(operation: Any) -> None:
+    """Raises ``ExchangeError`` for a reduction that is not possible on compressed gradients."""
+    others = {getattr(hvd, name): name for name in ("Adasum", "Min", "Max", "Product")}
+    if operation not in (hvd.Average, hvd.Sum):
+        raise ExchangeError(
+            f"expected op=Average or op=Sum with a compressor, got {others.get(operation, operation)}: "
+            f"payloads can be added up only; use one of these, or Horovod's own compression"
+        )
+
+
 def scale_of(reduction: Any, slot: Slot, process_set: Any, ranks: int) -> float:
     """The factor by which Horovod's reduction multiplies the sum of the ranks' gradients.
 
@@ -27,11 +37,7 @@ def scale_of(reduction: Any, slot: Slot, process_set: Any, ranks: int) -> float:
             f"{slot.label}: expected Horovod's allreduce of the token, got {reduction.type}"
         )
     operation, number = (reduction.get_attr(name) for name in ("reduce_op", "process_set_id"))
-    if operation not in (hvd.Average, hvd.Sum):
-        raise ExchangeError(
-            f"{slot.label}: expected op=Average or op=Sum, got another: compressed gradients cannot be "
-            f"reduced with Min, Max, Product or Adasum"
-        )
+    check_operation(operation)
     expected = process_set.process_set_id
     if number != expected:
         raise ExchangeError(

@@ -28,11 +28,16 @@ def _residuals(compressor: hvdc.Compressor) -> list[np.ndarray]:
 
 
 @on_ranks(2, launcher="tensorflow")
-def test_operations_that_cannot_be_done_fail_when_traced() -> None:
-    for operation in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
-        exchange = exchange_with(hvdc.OneBit(threshold=THRESHOLD), graph=True, op=operation)
-        with pytest.raises(Exception, match=r"ExchangeError: .*expected op=Average or op=Sum"):
-            exchange(targets(hvd.rank(), 0))
+def test_operations_that_cannot_be_done() -> None:
+    """An error where a tape is made, eagerly or while a function is traced."""
+    compressor = hvdc.OneBit(threshold=THRESHOLD)
+    for name in ("Min", "Max", "Product", "Adasum"):
+        message = f"expected op=Average or op=Sum with a compressor, got {name}"
+        options = {"compression": compressor, "op": getattr(hvd, name)}
+        with pytest.raises(hvdc.ExchangeError, match=message):
+            hvd.DistributedGradientTape(tf.GradientTape(), **options)
+        with pytest.raises(Exception, match=f"ExchangeError: {message}"):
+            exchange_with(graph=True, **options)(targets(hvd.rank(), 0))
 
 
 @on_ranks(1, launcher="tensorflow")
