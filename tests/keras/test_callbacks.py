@@ -60,6 +60,15 @@ def test_metrics_are_the_ranks_average_for_callbacks_that_follow() -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
+def test_accumulated_gradients_that_are_not_exchanged() -> None:
+    """The weights of two ranks are the same until the second batch."""
+    model = compiled(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+    compare = hvdc.CompareWeights(steps=1)
+    with pytest.raises(hvdc.ExchangeError, match=r"expected the same weights .* behind batch 2, "):
+        fit(model, [hvdc.BroadcastVariables(), compare], epochs=1)
+
+
+@on_ranks(2, launcher="tensorflow")
 def test_decisions_by_one_ranks_metrics_are_noticed() -> None:
     class Decides(keras.callbacks.Callback):
         def __init__(self, stop: bool) -> None:

@@ -15,6 +15,8 @@ from hvd_compress import ECQ, Int8, PowerSGD, Route
 from hvd_compress.exchanges import sum_as_gather
 from tests import jobs
 from tests.again import initialize_again
+from tests.contract import errors
+from tests.contract.horovod_tensorflow import HorovodTensorFlow
 from tests.ranks import on_ranks
 from tests.tensorflow.probes import (
     SHAPES,
@@ -240,6 +242,12 @@ def test_ranks_that_average_and_ranks_that_add_up() -> None:
             Exception, match=r"(?s)scale 1\.0, .* on rank 0, .*scale 0\.5, .* on rank 1"
         ):
             step(targets(hvd.rank(), 0))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_ranks_that_disagree() -> None:
+    """The contract's own test, on more ranks and of all exchanges, is exhaustive."""
+    errors.ranks_that_disagree(HorovodTensorFlow(), "two_shot")
 
 
 @on_ranks(2, launcher="tensorflow")
