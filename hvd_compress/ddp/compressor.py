@@ -8,19 +8,20 @@ from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import expect_instance, guard
+from hvd_compress.engine.autograd import after_backward
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.parameters import NamedParameters
 from hvd_compress.engine.slots import Slot, slots_of
 from hvd_compress.engine.use import Discarded
 from hvd_compress.exchanges.comm import byte_count
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.process_group.collectives import is_unregistered
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
+from hvd_compress.process_group.private import is_unregistered
 from hvd_compress.process_group.step import Bucket, Step
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -153,7 +154,7 @@ class Compressor(ProcessGroupCompressor):
         # Ahead of DDP's own callback, which knows of a Python exception's text alone. A rank that has
         # joined (uneven inputs) has no backward pass: it is refused there.
         with contextlib.suppress(RuntimeError):
-            torch.autograd.Variable._execution_engine.queue_callback(step.wait)
+            after_backward(step.wait)
 
     def _packed(self, bucket: GradBucket) -> Bucket:
         buffer = bucket.buffer()

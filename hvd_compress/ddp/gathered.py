@@ -15,6 +15,7 @@ from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.process_group.private import job_store
 from hvd_compress.process_group.values import gather_states, problem_told, tell
 from hvd_compress.ranks.errors import explained
 
@@ -114,7 +115,7 @@ def state_unless_interrupted(compressor: Compressor, patience: float | None) -> 
         return nothing
     key = f"hvd_compress/no_residuals/{next(_numbers)}"
     end = None if patience is None else time.monotonic() + patience
-    store = dist.distributed_c10d._get_default_store()
+    store = job_store()
 
     def given_up() -> bool:
         late = end is not None and time.monotonic() > end

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from hvd_compress.exchanges.default import AUTO
 from hvd_compress.exchanges.registry import EXCHANGES
-from hvd_compress.process_group.collectives import is_unregistered
 from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.process_group.private import is_unregistered
 from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
 
 FLAT = (AUTO, *(name for name, one in EXCHANGES.items() if set(one.stages) == {"all"}))

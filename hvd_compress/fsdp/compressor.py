@@ -16,6 +16,7 @@ from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
 from hvd_compress.distributed.keys import like, local
 from hvd_compress.distributed.meshes import FLAT, replicas
+from hvd_compress.engine.autograd import has_gradient_hook
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.executors import device_of, keep_from_reuse
@@ -257,7 +258,7 @@ class Compressor(ProcessGroupCompressor):
         for place in unit.places:
             if place.begin is None:
                 continue
-            if place.parameter._post_accumulate_grad_hooks:
+            if has_gradient_hook(place.parameter):
                 raise ExchangeError(
                     f"{self._numbered[place.number].name}: expected a parameter without hooks, in a "
                     f"backward pass with set_requires_all_reduce(False), got one of "

@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable
 
-import torch
+from hvd_compress.engine.autograd import after_backward
 
 
 class BackwardPass:
@@ -34,7 +34,7 @@ class BackwardPass:
         if broken or self._queued is None:
             call = functools.partial(self._call)
             # Behind FSDP2's own callback, in which gradients of the first layers may be reduced.
-            torch.autograd.Variable._execution_engine.queue_callback(call)
+            after_backward(call)
             self._queued = weakref.ref(call)
         return broken
 

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
-import hashlib
-import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hvd_compress.exchanges.comm import Collective
-from hvd_compress.process_group.shutdown import close, hold, naming, note_collectives, release_with
+from hvd_compress.process_group.private import is_unregistered, make_group
+from hvd_compress.process_group.shutdown import close, hold, note_collectives, release_with
 from hvd_compress.ranks.errors import ExchangeError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """``all_gather_single``, or the function under its name before PyTorch 2.13."""
-
-_UNSORTED: dict[str, Any] = (
-    {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
-)
-"""Keeps the order of a new group's ranks; nothing in PyTorch 2.11, which always sorts them."""
 
 _REPORTED = 10.0
 """The time in seconds after which a message in the log names the ranks of a new group that still waits.
@@ -124,47 +116,17 @@ class Collectives:
 
         Args:
             ranks: the numbers of the new group's ranks in this group.
-
-        Raises:
-            ExchangeError: the ranks belong to different numbers of process groups, so that they could not
-                find each other; or threads made new groups in another order on another rank, so that this
-                one joins ranks of different groups (raised on every rank).
         """
-        everybody = len(ranks) == dist.get_world_size()
-        if not everybody:
-            self._check_group_counts()
-        everywhere = dist.get_process_group_ranks(self._group or dist.group.WORLD)
-        numbers = [everywhere[rank] for rank in ranks]
-        if not _UNSORTED and numbers != sorted(numbers):
-            raise ExchangeError(
-                f"expected a process group whose ranks ascend, got ranks {numbers}: PyTorch "
-                f"{torch.__version__} sorts them; install a version whose new_group() has sort_ranks"
-            )
-        timeout = self._timeout()
+        everywhere = dist.get_process_group_ranks(self.group)
         report = threading.Timer(_REPORTED, _log.warning, (_WAITING, list(ranks), _REPORTED))
         report.daemon = True
         report.start()
         try:
-            with naming:
-                group = dist.new_group(
-                    numbers,
-                    timeout=timeout,
-                    backend=dist.get_backend_config(self._group),
-                    use_local_synchronization=not everybody,  # Others than these do not come here.
-                    **_UNSORTED,
-                )
+            group = make_group(self.group, [everywhere[rank] for rank in ranks], self.device)
         finally:
             report.cancel()
         made = self._of(group)
         release_with(made, group)
-        # PyTorch names new groups by their order, and joins ranks whose groups have the same name.
-        digest = hashlib.sha256(self.group.group_name.encode()).digest()
-        if len({tuple(row) for row in made.gather_numbers(*digest[:8])}) > 1:
-            raise ExchangeError(
-                "expected ranks that make process groups in the same order, got ranks of different groups "
-                "in a new one: several threads make them at once; make the first exchange of each "
-                "compressor in one thread"
-            )
         return made
 
     def when_over(self, work: dist.Work, over: Over) -> None:
@@ -222,28 +184,8 @@ class Collectives:
         assert group is not None
         return group
 
-    def _timeout(self) -> datetime.timedelta | None:
-        """The timeout of this group's collectives; PyTorch would give a new group its default timeout."""
-        try:
-            return self.group._get_backend(self.device).options._timeout
-        except (AttributeError, RuntimeError):
-            return None  # A backend without.
-
     def _of(self, group: dist.ProcessGroup) -> Collectives:
         return Collectives(group, self.device)
-
-    def _check_group_counts(self) -> None:
-        # PyTorch names a group that not all ranks make by how many groups a rank has made before: with
-        # other names, ranks would wait for each other until they time out.
-        with naming:
-            counted = len(dist.distributed_c10d._world.pg_names)
-        counts = [row[0] for row in self.gather_numbers(counted)]
-        if len(set(counts)) > 1:
-            raise ExchangeError(
-                f"expected ranks that belong to equally many process groups for an exchange in several "
-                f"rounds in a group of {self.size} of {dist.get_world_size()} ranks, got {counts}: PyTorch "
-                f"names a new group by that number"
-            )
 
 
 def message(content: bytes, length: int, device: torch.device) -> torch.Tensor:
@@ -260,12 +202,6 @@ def contents(rows: torch.Tensor, lengths: Sequence[int]) -> list[bytes]:
     """
     pairs = zip(rows.cpu().numpy(), lengths, strict=True)
     return [row[:length].tobytes() for row, length in pairs]
-
-
-def is_unregistered(group: dist.ProcessGroup | None) -> bool:
-    """Whether torch.distributed does not know a process group, such as the groups that torchft makes."""
-    known = dist.distributed_c10d._world.pg_map
-    return isinstance(group, dist.ProcessGroup) and group not in known
 
 
 def _rank_in(group: dist.ProcessGroup) -> int:

@@ -29,10 +29,11 @@ from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import shared
 from hvd_compress.process_group.agreement import Agreement
-from hvd_compress.process_group.collectives import Collectives, is_unregistered
+from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.environment import Place, find_place, ranks_of_job
 from hvd_compress.process_group.launcher import Launcher, Part
+from hvd_compress.process_group.private import is_unregistered
 from hvd_compress.process_group.stateful import expect_own_names
 from hvd_compress.process_group.step import Bucket, Step
 from hvd_compress.ranks.errors import ExchangeError

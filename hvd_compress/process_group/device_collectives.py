@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.exchanges.comm import Collective
-from hvd_compress.process_group.collectives import Collectives, Over, is_unregistered
+from hvd_compress.process_group.collectives import Collectives, Over
+from hvd_compress.process_group.private import backend_for, is_unregistered
 from hvd_compress.process_group.streams import NoStream, SideStream
 
 
@@ -41,7 +42,7 @@ def collectives_of(
             )
     if device.type == "cpu":
         return collectives if known else InStream(group, device, NoStream())
-    backend = backends.get(device.type) if known else collectives.group._get_backend(device).name()
+    backend = backends.get(device.type) if known else backend_for(collectives.group, device).name()
     return (ThroughHost if backend == "gloo" else InStream)(group, device, SideStream(device))
 
 

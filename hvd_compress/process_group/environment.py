@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from hvd_compress.process_group.private import job_store
+
 _VARIABLES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 """A rank's number on its host, the number of ranks on the host, and the host's number; set by torchrun."""
 
@@ -45,7 +47,7 @@ def find_place() -> Place:
     Raises:
         ValueError: the environment contradicts itself.
     """
-    store = dist.distributed_c10d._get_default_store()
+    store = job_store()
     store.set(_key(dist.get_rank()), host_name())
     place = read_environment()
     if place is not None:

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hvd_compress.process_group.private import backend_for, devices_of_gloo, forget_group
 from hvd_compress.ranks import threads
 
 _TIMEOUT = 10.0
@@ -140,47 +141,13 @@ def _release_all() -> None:
             end = time.monotonic() + _TIMEOUT
             while _is_underway(group) and time.monotonic() < end:
                 time.sleep(0.001)
-            with naming:
-                _unregister(group)
+            forget_group(group)
             _let_go()
         del entry, group  # The last reference, unless a user has one.
 
 
 def _is_underway(group: dist.ProcessGroup) -> bool:
     return any(one.group is group and not one.dropped for one in list(_underway))
-
-
-naming = threading.Lock()
-"""A lock that is held while a group is made or freed: PyTorch names a group by the number of groups."""
-
-
-class _Unregistered:
-    """A placeholder for a freed group in the table by which PyTorch counts groups to name the next one.
-
-    Ranks free groups at different times, and must nevertheless have the same count.
-    """
-
-    def shutdown(self) -> None:
-        """Called when all groups are destroyed."""
-
-
-def _unregister(group: dist.ProcessGroup) -> None:
-    """Removes a group from PyTorch's tables.
-
-    PyTorch's ``destroy_process_group()`` is not used: it issues a warning for a group with one backend.
-    """
-    c10d: Any = dist.distributed_c10d
-    world = c10d._world
-    name = world.pg_names.pop(group, None)
-    if name is None:
-        return  # All groups were destroyed together.
-    world.pg_names[_Unregistered()] = name
-    for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
-        table.pop(group, None)
-    for tagged in world.tags_to_pg.values():
-        if group in tagged:
-            tagged.remove(group)
-    c10d._unregister_process_group(name)
 
 
 def _let_go() -> None:
@@ -232,8 +199,7 @@ def close(group: dist.ProcessGroup) -> bool:
     backend = _gloo(group)
     if backend is None:
         return False
-    devices = getattr(backend.options, "_devices", [None])  # Gloo chooses one by the tag.
-    for device in range(len(devices)):
+    for device in range(devices_of_gloo(backend)):
         for rank in range(group.size()):
             with contextlib.suppress(RuntimeError):  # Expected, or the error for a lost rank.
                 work = group.recv(
@@ -246,7 +212,7 @@ def close(group: dist.ProcessGroup) -> bool:
 def _gloo(group: dist.ProcessGroup) -> Any | None:
     """A group's backend for the CPU if it is Gloo, otherwise None."""
     try:
-        backend = group._get_backend(torch.device("cpu"))
+        backend = backend_for(group, torch.device("cpu"))
     except RuntimeError:
         return None
     return backend if backend.name() == "gloo" else None

@@ -16,6 +16,7 @@ from hvd_compress.engine.residuals import Changes
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.launcher import Launcher, Part
+from hvd_compress.process_group.private import fail
 
 
 @dataclass(eq=False)
@@ -83,10 +84,7 @@ class Bucket:
             if error is None:
                 self.future.set_result(self.result)
             else:
-                # As set_exception() does, but with the error outside of the result: a future with devices
-                # pickles its result to find tensors, and not every error can be pickled.
-                self.future._set_unwrap_func(functools.partial(_raise, error))
-                self.future.set_result(None)
+                fail(self.future, functools.partial(_raise, error))
 
 
 def _raise(error: Exception, _: object) -> NoReturn:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hvd_compress.codecs import PayloadError
+from hvd_compress.engine.autograd import after_backward
 from hvd_compress.engine.batch import Batch, judge
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.pending import Content, Pending
@@ -110,7 +111,7 @@ class Step:
         self._participation.begin()
         # Outside of a backward pass it is refused: then the first decompress will do it.
         with contextlib.suppress(RuntimeError):
-            torch.autograd.Variable._execution_engine.queue_callback(self._at_end_of_backward)
+            after_backward(self._at_end_of_backward)
 
     def add(
         self, slot: Slot, gradient: torch.Tensor, counters: Counters, *, idle: bool = False

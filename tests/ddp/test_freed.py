@@ -38,7 +38,7 @@ def test_a_dropped_compressor_of_an_all_reduce() -> None:
     assert_freed(make)
 
 
-@on_ranks(3, launcher="torchrun", alone=True)  # Others make groups of some ranks, too.
+@on_ranks(3, launcher="torchrun")
 def test_groups_of_some_ranks_are_named_alike_after_others_were_freed() -> None:
     """Although ranks free them at different times."""
     group = dist.new_group([0, 1])
