@@ -9,14 +9,10 @@ noted there when tracing ended.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from hvd_compress.tensorflow.slots import Slot
-
-if TYPE_CHECKING:
-    from hvd_compress.tensorflow.exchanges.base import Exchange
 
 LIMIT = 2**19
 """The most bytes of payloads in a bucket with several gradients. Longer messages may be gathered in another
@@ -33,7 +29,7 @@ class Bucket:
 
     Attributes:
         number: the bucket's position among the buckets of the call.
-        exchange: the exchange by which its messages travel.
+        kind: the kind of the route by which its messages travel.
         slots: the slots of the gradients, in the order of tracing.
         scales: for each gradient, the factor on the sum over ranks; known when Horovod's operation is.
         arrived: the message received from the exchange, shape=(bytes,), uint8.
@@ -41,7 +37,7 @@ class Bucket:
     """
 
     number: int
-    exchange: Exchange
+    kind: str
     slots: list[Slot] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
     arrived: tf.Tensor | None = None

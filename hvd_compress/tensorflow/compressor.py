@@ -542,7 +542,7 @@ class Compressor(tf.Module, HorovodCompressor):
         state: Sequence[tf.Tensor],
     ) -> _Started:
         exchange = self._exchanges[slot.route.kind]
-        bucket = beginning.bucket_for(exchange, slot)
+        bucket = beginning.bucket_for(slot)
         member = bucket.add(slot)
         cut = exchange.cut(slot)
         ordered = cut.ordered(gradient)

@@ -16,7 +16,6 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.collectives import digest
-from hvd_compress.tensorflow.exchanges.base import Exchange
 from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.sources import SharedTrace
@@ -72,12 +71,13 @@ class Beginning:
     def _digest(self) -> np.ndarray:
         return digest([dict(self.beside), *(slot.index for slot in self.slots)], self.ranks)
 
-    def bucket_for(self, exchange: Exchange, slot: Slot) -> Bucket:
+    def bucket_for(self, slot: Slot) -> Bucket:
         """The bucket that a gradient joins: the newest one of its exchange, or else a new one."""
-        newest = [bucket for bucket in self.buckets if bucket.exchange is exchange][-1:]
+        kind = slot.route.kind
+        newest = [bucket for bucket in self.buckets if bucket.kind == kind][-1:]
         if newest and newest[0].takes(slot):
             return newest[0]
-        self.buckets.append(Bucket(len(self.buckets), exchange))
+        self.buckets.append(Bucket(len(self.buckets), kind))
         return self.buckets[-1]
 
     def count(self, thing: Any) -> int:
