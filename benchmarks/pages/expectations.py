@@ -77,7 +77,7 @@ def gain(none: Sequence[float], own: Sequence[float]) -> str:
     if len(ratios) == 2:
         return "{:.2f} ({:.2f}, {:.2f})".format(geometric_mean(ratios), *ratios)
     found = mean(np.log(ratios))
-    return ratio(np.exp([found.mean, found.low, found.high]))
+    return ratio(np.exp([found.mean, found.low, found.high]).tolist())
 
 
 def accuracy() -> Table:

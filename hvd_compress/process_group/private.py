@@ -95,7 +95,7 @@ def is_unregistered(group: dist.ProcessGroup | None) -> bool:
     return isinstance(group, dist.ProcessGroup) and group not in known
 
 
-def job_store() -> dist.Store:
+def job_store() -> Any:
     """The store of the default process group, which all ranks of the job share."""
     return dist.distributed_c10d._get_default_store()
 

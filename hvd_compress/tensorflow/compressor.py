@@ -488,8 +488,9 @@ class Compressor(tf.Module, HorovodCompressor):
         if not earlier or earlier[-1].gradients is not gradients:
             self._calls += 1
             with graph.as_default(), tf.device(HOST):
-                check = call is not None and call.shared and not is_outermost(graph)
-                first = self._step.same_variables(call.variables) if check else []
+                first: Any = []
+                if call is not None and call.shared and not is_outermost(graph):
+                    first = self._step.same_variables(call.variables)
                 with tf.control_dependencies(first):
                     beginning = Beginning(self._calls, self._size, gradients, beside=beside)
                     if self._takes_part():
