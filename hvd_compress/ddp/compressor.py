@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.codecs import Codec
