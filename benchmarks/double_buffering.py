@@ -23,7 +23,7 @@ from benchmarks.command_line import compression
 from benchmarks.models.chains import sigmoids
 from benchmarks.models.torch import chain
 from benchmarks.tables import Table
-from hvd_compress.optim import DoubleBuffering
+from hvd_compress.papers import DoubleBuffering
 
 SCHEMA = "hvd_compress/double-buffering/1"
 _INPUTS = 1024

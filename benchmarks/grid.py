@@ -27,7 +27,7 @@ from benchmarks.models.chains import sigmoids
 from benchmarks.models.torch import chain
 from benchmarks.tables import Table
 from hvd_compress.codecs import Codec, Int8, NoCompression
-from hvd_compress.model_parallel import ColumnParallelLinear, ParallelGroup, RowParallelLinear
+from hvd_compress.papers import ColumnParallelLinear, ParallelGroup, RowParallelLinear
 
 SCHEMA = "hvd_compress/grid/1"
 ALONE = (1, 1)

@@ -22,7 +22,7 @@ _NEEDS = {
     "hvd_compress.ddp": (_TORCH,),
     "hvd_compress.diloco": (_TORCH,),
     "hvd_compress.optim": (_TORCH,),
-    "hvd_compress.model_parallel": (_TORCH,),
+    "hvd_compress.papers": (_TORCH,),
     "hvd_compress.fsdp": (_TORCH,),
     "hvd_compress.lightning": (_TORCH, ("lightning", "Lightning: pip install lightning")),
     "hvd_compress.transformers": (

@@ -197,7 +197,7 @@ def parts(wheels: Path | None, quick: bool) -> list[Part]:
             frontends(name, *(f"tests/{folder}" for folder in folders), processes=5, site=STAGED)
             for name, folders in (
                 ("FSDP2", ("fsdp",)),
-                ("DiLoCo and model parallelism", ("diloco", "model_parallel")),
+                ("DiLoCo and model parallelism", ("diloco", "papers")),
                 ("all_reduce and optimizers", ("distributed", "optim")),
             )
         ),

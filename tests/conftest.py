@@ -46,7 +46,7 @@ MARKERS = {
     "diloco": ("ddp",),
     "fsdp": ("ddp",),
     "hostdev": ("ddp", "exhaustive"),
-    "model_parallel": ("ddp", "torch"),
+    "papers": ("ddp", "torch"),
     "tensorflow": ("tensorflow",),
     "keras": ("tensorflow",),
     "suites": ("ddp", "exhaustive"),

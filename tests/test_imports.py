@@ -130,7 +130,7 @@ ALLOWED = {
         "hvd_compress.process_group",
         "hvd_compress.optim",
     },
-    "model_parallel": {
+    "papers": {
         "torch",
         "horovod",
         "hvd_compress.needs",
@@ -142,7 +142,7 @@ ALLOWED = {
         "hvd_compress.distributed",
         "hvd_compress.process_group",
         "hvd_compress.torch",
-        "hvd_compress.model_parallel",
+        "hvd_compress.papers",
     },
     "fsdp": {
         "torch",
@@ -260,7 +260,7 @@ def test_importing_brings_no_framework(module: str) -> None:
     assert printed.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("frontend", ("distributed", "ddp", "fsdp", "model_parallel"))
+@pytest.mark.parametrize("frontend", ("distributed", "ddp", "fsdp", "papers"))
 def test_frontends_that_need_no_horovod(frontend: str) -> None:
     code = f"import sys, hvd_compress.{frontend}; print('horovod' in sys.modules)"
     printed = subprocess.run(

@@ -44,7 +44,7 @@ def _import(module: str, site: Path) -> str:
         ("ddp", (), "PyTorch: pip install torch"),
         ("diloco", (), "PyTorch: pip install torch"),
         ("fsdp", (), "PyTorch: pip install torch"),
-        ("model_parallel", (), "PyTorch: pip install torch"),
+        ("papers", (), "PyTorch: pip install torch"),
         ("lightning", (), "PyTorch: pip install torch"),
         ("lightning", ("torch",), "Lightning: pip install lightning"),
         ("transformers", ("torch",), "Transformers and Accelerate: pip install transformers accel"),

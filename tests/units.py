@@ -32,7 +32,7 @@ WHOLE = frozenset(
         "lab",
         "diloco",
         "optim",
-        "model_parallel",
+        "papers",
         "tensorflow",
         "torch",
     )

@@ -21,7 +21,7 @@ from benchmarks.papers.experiment import Advance
 from hvd_compress import ddp
 from hvd_compress.codecs import Codec, Int8, NoCompression
 from hvd_compress.codecs.int8 import Kind
-from hvd_compress.model_parallel import (
+from hvd_compress.papers import (
     ColumnParallelLinear,
     ParallelGroup,
     RowParallelLinear,

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.codecs import Int8
-from hvd_compress.model_parallel import ColumnParallelLinear, ParallelGroup, RowParallelLinear
+from hvd_compress.papers import ColumnParallelLinear, ParallelGroup, RowParallelLinear
 
 STEPS = 200
 BATCH = 32

@@ -17,7 +17,7 @@ from benchmarks.papers.batch_size import (
     LearningRateSearch,
 )
 from hvd_compress import OneBit
-from hvd_compress.optim import DoubleBuffering
+from hvd_compress.papers import DoubleBuffering
 from tests.ranks import on_ranks
 
 

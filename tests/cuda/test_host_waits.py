@@ -18,7 +18,8 @@ import hvd_compress.distributed
 import hvd_compress.fsdp
 from hvd_compress.codecs import ECQ, Codec, Int8, OneBit
 from hvd_compress.diloco import DiLoCo
-from hvd_compress.optim import DoubleBuffering, OneBitAdam
+from hvd_compress.optim import OneBitAdam
+from hvd_compress.papers import DoubleBuffering
 from tests import device
 from tests.ranks import on_ranks
 

@@ -12,7 +12,8 @@ import torch.distributed as dist
 import hvd_compress.distributed as hvdc
 from hvd_compress import OneBit
 from hvd_compress.diloco import DiLoCo
-from hvd_compress.optim import DoubleBuffering, OneBitAdam
+from hvd_compress.optim import OneBitAdam
+from hvd_compress.papers import DoubleBuffering
 from tests.ranks import on_ranks
 
 

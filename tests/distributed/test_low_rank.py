@@ -11,7 +11,7 @@ import torch.distributed as dist
 import hvd_compress.distributed as hvdc
 from hvd_compress import PowerSGD
 from hvd_compress.engine.state import unsent
-from hvd_compress.model_parallel import ParallelGroup
+from hvd_compress.papers import ParallelGroup
 from tests.ddp.probes import assert_equal_on_all_ranks
 from tests.ranks import on_ranks
 from tests.torch_models import targets

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hvd_compress.codecs import Codec
 from tests.fsdp.probes import SHAPES, Beside
-from tests.model_parallel.reference import sent
+from tests.papers.reference import sent
 from tests.torch_models import Shapes
 
 

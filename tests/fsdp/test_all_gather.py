@@ -32,7 +32,7 @@ from tests.fsdp.probes import (
     of_today,
     shard,
 )
-from tests.model_parallel.reference import sent
+from tests.papers.reference import sent
 from tests.ranks import on_ranks
 from tests.torch_models import DEVICE, assert_same_bits, targets
 

@@ -19,7 +19,8 @@ import hvd_compress.distributed as of_all_reduce
 import hvd_compress.fsdp as of_fsdp
 from hvd_compress.codecs import Codec, Int8, OneBit, PowerSGD
 from hvd_compress.diloco import DiLoCo
-from hvd_compress.optim import DoubleBuffering, OneBitAdam
+from hvd_compress.optim import OneBitAdam
+from hvd_compress.papers import DoubleBuffering
 from tests.hostdev import hostdev
 
 CPU = torch.device("cpu")

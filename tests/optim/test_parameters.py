@@ -14,7 +14,8 @@ import hvd_compress.ddp as ddp
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import OneBit
 from hvd_compress.diloco import DiLoCo
-from hvd_compress.optim import DoubleBuffering, OneBitAdam
+from hvd_compress.optim import OneBitAdam
+from hvd_compress.papers import DoubleBuffering
 from tests.ranks import on_ranks
 
 Make = Callable[..., Any]

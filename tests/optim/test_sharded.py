@@ -11,7 +11,8 @@ from torch.distributed.fsdp import fully_shard
 
 import hvd_compress.distributed as hvdc
 from hvd_compress import Int8, NoCompression, OneBit
-from hvd_compress.optim import DoubleBuffering, OneBitAdam
+from hvd_compress.optim import OneBitAdam
+from hvd_compress.papers import DoubleBuffering
 from tests.diloco.test_shards import SHAPES, cut, parts
 from tests.fsdp.probes import Net, mesh_of, shard
 from tests.ranks import on_ranks

@@ -10,7 +10,8 @@ import torch.distributed as dist
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import OneBit
 from hvd_compress.diloco import DiLoCo
-from hvd_compress.optim import DoubleBuffering, OneBitAdam
+from hvd_compress.optim import OneBitAdam
+from hvd_compress.papers import DoubleBuffering
 from tests.contract.cases import FLAT, USUAL
 from tests.ranks import on_ranks
 from tests.torch_models import Probe, targets, unequal_threads

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hvd_compress.codecs import FP16, Int8, Ternary
 from hvd_compress.exchanges.comm import Collective
-from hvd_compress.model_parallel import (
+from hvd_compress.papers import (
     ColumnParallelLinear,
     ExchangeError,
     ParallelGroup,
@@ -93,7 +93,7 @@ def test_ranks_that_differ() -> None:
 def test_ranks_of_horovod_that_differ() -> None:
     import horovod.torch as hvd
 
-    from hvd_compress.model_parallel.horovod import HorovodTransport
+    from hvd_compress.papers.horovod import HorovodTransport
 
     transport = HorovodTransport()
     with pytest.raises(ExchangeError, match="codec group: 64 on rank 0, 128 on rank 1"):

@@ -33,7 +33,7 @@ class HorovodTransport:
     """
 
     def __init__(self, process_set: hvd.ProcessSet | None = None) -> None:
-        self._collectives = Collectives(process_set, distinct("hvd_compress.model_parallel"))
+        self._collectives = Collectives(process_set, distinct("hvd_compress.papers"))
         self.rank, self.size = self._collectives.place
         if self.rank < 0:
             raise ExchangeError("expected a process set with this rank in it, got one without")

@@ -21,7 +21,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from hvd_compress.codecs import Codec
-from hvd_compress.model_parallel.group import ParallelGroup
+from hvd_compress.papers.group import ParallelGroup
 
 _Move = Callable[[torch.Tensor, ParallelGroup, str, Codec], torch.Tensor]
 """A function that moves a tensor to another state, with a description for errors and the codec."""

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from hvd_compress.codecs import NoCompression
-from hvd_compress.model_parallel import functions
-from hvd_compress.model_parallel.group import ParallelGroup
+from hvd_compress.papers import functions
+from hvd_compress.papers.group import ParallelGroup
 
 
 class _ParallelLinear(nn.Module):
@@ -135,7 +135,7 @@ class ColumnParallelLinear(_ParallelLinear):
             keeps its own outputs, shape=(..., out_features / size), for a :class:`RowParallelLinear`.
         batch_parallel: whether each rank has inputs for its own samples, shape=(n, ..., in_features), after
             data-parallel layers. If so, inputs are encoded and concatenated
-            (:func:`~hvd_compress.model_parallel.gather_batch`), and outputs are those of all samples. If
+            (:func:`~hvd_compress.papers.gather_batch`), and outputs are those of all samples. If
             not, all ranks have the same inputs.
         device: the device of the parameters.
         dtype: the dtype of the parameters.
@@ -209,7 +209,7 @@ class RowParallelLinear(_ParallelLinear):
             ``gather_output``. If not, all ranks have all inputs, and the backward pass encodes and
             concatenates the parts of the inputs' gradient.
         batch_parallel: whether each rank gets only the outputs for its own samples, for a loss or for
-            data-parallel layers (:func:`~hvd_compress.model_parallel.reduce_scatter_batch`). If not, all
+            data-parallel layers (:func:`~hvd_compress.papers.reduce_scatter_batch`). If not, all
             ranks get the same outputs.
         device: the device of the parameters.
         dtype: the dtype of the parameters.

@@ -36,7 +36,7 @@ class ParallelGroup(EncodedCollectives):
             copies of parameters stay equal on all ranks.
         process_group: a process group of ``torch.distributed``; None means the default group.
         transport: other collectives, such as
-            :class:`hvd_compress.model_parallel.horovod.HorovodTransport`, in place of a process group's.
+            :class:`hvd_compress.papers.horovod.HorovodTransport`, in place of a process group's.
         seed: the seed of the stochastic codecs' noise, the same on every rank.
         threads: the number of kernel threads; None means ``torch.get_num_threads()``.
 

@@ -12,14 +12,14 @@ import torch.distributed as dist
 from torch import nn
 
 from hvd_compress.codecs import FP16, Int8, NoCompression
-from hvd_compress.model_parallel import (
+from hvd_compress.papers import (
     ColumnParallelLinear,
     ParallelGroup,
     ProcessGroupTransport,
     RowParallelLinear,
 )
-from tests.model_parallel.reference import BATCH, samples, whole_layers
-from tests.model_parallel.runs import CODECS, check_against_the_reference, run
+from tests.papers.reference import BATCH, samples, whole_layers
+from tests.papers.runs import CODECS, check_against_the_reference, run
 from tests.ranks import on_ranks
 from tests.torch_models import DEVICE
 
@@ -36,7 +36,7 @@ def test_four_ranks_compute_the_references_numbers() -> None:
 
 @on_ranks(2)
 def test_ranks_of_horovod_compute_the_references_numbers() -> None:
-    from hvd_compress.model_parallel.horovod import HorovodTransport
+    from hvd_compress.papers.horovod import HorovodTransport
 
     check_against_the_reference(HorovodTransport(), (CODECS[0], CODECS[4]), (True,))
 
@@ -52,7 +52,7 @@ def test_two_groups_of_two_ranks() -> None:
 @on_ranks(2)
 def test_long_messages_by_horovod() -> None:
     """Two ranks gather them by a sum, see hvd_compress.exchanges.sum_as_gather."""
-    from hvd_compress.model_parallel.horovod import HorovodTransport
+    from hvd_compress.papers.horovod import HorovodTransport
 
     group = ParallelGroup(FP16(), transport=HorovodTransport())
     parts = [torch.full((512, 600), float(rank + 1)) for rank in range(2)]

@@ -1,17 +1,17 @@
-"""The network of :mod:`tests.model_parallel.reference` on real ranks."""
+"""The network of :mod:`tests.papers.reference` on real ranks."""
 
 from __future__ import annotations
 
 import torch
 
 from hvd_compress.codecs import BF16, ECQ, FP16, Codec, Int8, NoCompression
-from hvd_compress.model_parallel import (
+from hvd_compress.papers import (
     ColumnParallelLinear,
     ParallelGroup,
     RowParallelLinear,
     Transport,
 )
-from tests.model_parallel.reference import Network, Results, samples, whole_layers
+from tests.papers.reference import Network, Results, samples, whole_layers
 from tests.torch_models import assert_same_bits
 
 CODECS: tuple[tuple[Codec, Codec], ...] = (

@@ -15,7 +15,7 @@ from torch import nn
 import hvd_compress.distributed as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, OneBit
-from hvd_compress.optim import DoubleBuffering, double_buffering
+from hvd_compress.papers import DoubleBuffering, double_buffering
 from tests.elsewhere import elsewhere
 from tests.ranks import on_ranks
 from tests.torch_models import DEVICE, Simulation
