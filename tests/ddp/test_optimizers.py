@@ -1,4 +1,4 @@
-"""What steps of an optimizer reveal: codecs that do not suit it, and compressors that nobody registered."""
+"""Steps of an optimizer reveal codecs that do not suit it, and compressors that nobody registered."""
 
 from __future__ import annotations
 
