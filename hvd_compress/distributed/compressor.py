@@ -215,6 +215,12 @@ class Compressor(RebindingCompressor):
         for key in keys:
             self._keys.slots[key].exchanges = 0
 
+    def end_warmup(self, keys: Iterable[str]) -> None:
+        """Ends the ``warmup_steps`` of some keys before their next call; every rank has to call it."""
+        for key in keys:
+            slot = self._keys.slots[key]
+            slot.exchanges = max(slot.exchanges, self._warmup_steps)
+
     def set_codec(self, codec: Codec | Route | str | None, layers: str = "*") -> None:
         """Changes the codec between two calls; every rank has to make the same change.
 

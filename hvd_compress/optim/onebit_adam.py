@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -30,12 +30,19 @@ _log = logging.getLogger(__name__)
 
 _OPTIONS = ("lr", "betas", "eps", "weight_decay")
 
-_KEPT = ("_compressor", "_names", "_zeros", "skipped_steps")
+_KEPT = ("_auto", "_compressor", "_names", "_zeros", "skipped_steps")
 """The attributes that a copy has in addition to those of every optimizer."""
 
 _UNKNOWN_ROOT = 1e-3
 """The fraction of a parameter's root mean square below which the root of an element's variance is unknown:
 the element has had hardly any gradients."""
+
+
+_NEVER = 2**62
+"""The ``warmup_steps`` of a compressor whose warm-up the optimizer ends."""
+
+_STABLE = 0.96
+"""The ratio of two l1 norms of the variance from which on it counts as stable, as in the paper."""
 
 
 class OneBitAdam(torch.optim.Optimizer):
@@ -71,7 +78,11 @@ class OneBitAdam(torch.optim.Optimizer):
             for other options, a compressor of :mod:`hvd_compress.distributed` with its own
             ``warmup_steps``, which is used for nothing else.
         warmup_steps: the number of steps at the start in which gradients are sent uncompressed and the
-            variance is learnt; required unless ``codec`` is a compressor.
+            variance is learnt; required unless ``codec`` is a compressor with ``warmup_steps``. With
+            ``"auto"``, the warm-up ends when the variance has become stable, by the paper's rule: the sum
+            of a group's variances, looked at every ``1 / (1 - beta2)`` steps, is within 4% of the one
+            before. With gradients of constant size, this takes four times as many steps. A compressor's
+            own ``warmup_steps`` are then the most that a warm-up takes.
         lr: the learning rate.
         betas: the fractions of the momentum and the variance that are kept in each step.
         eps: the number that is added to the divisor.
@@ -93,23 +104,25 @@ class OneBitAdam(torch.optim.Optimizer):
         params: Any,
         codec: Codec | Route | str | hvdc.Compressor,
         *,
-        warmup_steps: int | None = None,
+        warmup_steps: int | Literal["auto"] | None = None,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
         with problem_told(group_of(codec)):
-            if isinstance(codec, hvdc.Compressor) and warmup_steps is not None:
+            self._auto = warmup_steps == "auto"
+            if isinstance(codec, hvdc.Compressor) and not (self._auto or warmup_steps is None):
                 raise ValueError(
                     f"OneBitAdam.warmup_steps: expected those of the compressor, got {warmup_steps}, too"
                 )
             call = "OneBitAdam(model.named_parameters(), {}, warmup_steps=1000)"
-            compressor = compressor_of(codec, "OneBitAdam", call, warmup_steps=warmup_steps or 0)
+            most = _NEVER if self._auto else warmup_steps or 0
+            compressor = compressor_of(codec, "OneBitAdam", call, warmup_steps=most)
             if compressor.warmup_steps < 1:
                 raise ValueError(
                     f"OneBitAdam.warmup_steps: expected uncompressed steps at the start to learn the "
-                    f"variance in, such as 1000, got {compressor.warmup_steps}"
+                    f'variance in, such as 1000 or "auto", got {compressor.warmup_steps}'
                 )
             for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
                 checks.check_number("OneBitAdam", name, value, 0, sys.float_info.max)
@@ -173,7 +186,7 @@ class OneBitAdam(torch.optim.Optimizer):
             f"group {first + number}": {name: group[name] for name in _OPTIONS}
             for number, group in enumerate(self.param_groups[first:])
         }
-        settings["warmup_steps"] = self._compressor.warmup_steps
+        settings.update(warmup_steps=self._compressor.warmup_steps, auto=self._auto)
         begin_alike(self._compressor, self._named(first), settings)
 
     @torch.no_grad()
@@ -231,8 +244,28 @@ class OneBitAdam(torch.optim.Optimizer):
             _log.warning("an Inf or a NaN in some rank's gradients; no rank makes this step")
         for part, tensors in zip(parts, sent, strict=True):
             if part.warm:
+                if self._auto and finite[0]:
+                    self._end_where_stable(part)
                 self._end_warm_up(part, tensors)
         return loss
+
+    def _end_where_stable(self, part: _Part) -> None:
+        """Ends the warm-up of parameters that began together and whose variances have become stable."""
+        every = part.variance_steps
+        due: dict[int, list[str]] = {}
+        for name, state in zip(part.named, part.states, strict=True):
+            if state["variance_step"] % every == 0:
+                due.setdefault(state["variance_step"], []).append(name)
+        for names in due.values():
+            states = [self.state[part.named[name]] for name in names]
+            before = sum(state.get("variance_norm", 0.0) for state in states)
+            for state in states:
+                state["variance_norm"] = float(_sum(state["exp_avg_sq"]))
+            now = sum(state["variance_norm"] for state in states)
+            if now > 0 and min(now, before) >= _STABLE * max(now, before):
+                self._compressor.end_warmup(names)
+                part.count(self._compressor)
+                _log.info("the variance of %d parameters is stable; their warm-up ends", len(names))
 
     def _end_warm_up(self, part: _Part, averages: list[torch.Tensor]) -> None:
         """Freezes variances that are known by now; restarts the warm-up of parameters without gradients."""
@@ -250,13 +283,14 @@ class OneBitAdam(torch.optim.Optimizer):
                 unknown.append(name)
         self._compressor.restart_warmup(skipped + late)
         self._zeros.update(late)
-        warmup, named = self._compressor.warmup_steps, part.named
+        warmup = part.variance_steps if self._auto else self._compressor.warmup_steps
+        named = part.named
         late = [name for name in late if self._zeros[name] == warmup and named[name].numel()]
         if late:
             _log.warning(
                 "no gradients in the first %d steps: %s; their own warm-up begins with the first one, and "
                 "zeros are sent uncompressed until then: freeze what is not trained",
-                self._compressor.warmup_steps,
+                warmup,
                 ", ".join(late),
             )
         if unknown:
@@ -326,6 +360,11 @@ class _Part:
     states: list[dict[str, Any]]
     warm: bool
 
+    @property
+    def variance_steps(self) -> int:
+        """The number of steps over which the variance is a mean."""
+        return round(1 / (1 - self.group["betas"][1]))
+
     def messages(self) -> list[torch.Tensor]:
         """The tensors of this rank to average: gradients in the warm-up, then momenta with them added."""
         zeros = torch.zeros_like
@@ -382,10 +421,17 @@ def _make_known(variance: torch.Tensor) -> bool:
     own = local(variance)
     values = own.to(torch.promote_types(own.dtype, torch.float32))
     known = _total((values > 0).sum().view(1), variance)
-    typical = _total(ordered_sum(values.reshape(-1)), variance) / known.clamp(min=1)
+    typical = _sum(variance) / known.clamp(min=1)
     unknown = values < _UNKNOWN_ROOT**2 * typical
     own.copy_(torch.where(unknown, typical, values))
     return bool(_total(unknown.sum().view(1), variance))
+
+
+def _sum(variance: torch.Tensor) -> torch.Tensor:
+    """The sum of a variance over all shards, shape=(1,), at least float32; the same bits on every rank."""
+    own = local(variance)
+    values = own.to(torch.promote_types(own.dtype, torch.float32))
+    return _total(ordered_sum(values.reshape(-1)), variance)
 
 
 def _total(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

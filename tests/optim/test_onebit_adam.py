@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import hvd_compress.distributed as hvdc
+from hvd_compress import Route
 from hvd_compress.codecs import Int8, OneBit
 from hvd_compress.optim import OneBitAdam
 from tests.ranks import on_ranks
@@ -60,6 +61,68 @@ def _assert_alike(model: torch.nn.Module) -> None:
         dist.all_gather(rows, parameter.detach())
         for row in rows:
             assert torch.equal(row, rows[0])
+
+
+def _constant(warmup_steps: Any, betas: tuple[float, float] = (0.9, 0.5)) -> OneBitAdam:
+    codec = Route(OneBit())
+    return OneBitAdam(
+        _model().named_parameters(), codec, warmup_steps=warmup_steps, betas=betas, lr=0.1
+    )
+
+
+def _train(optimizer: OneBitAdam, steps: range, growth: float = 1.0) -> list[torch.Tensor]:
+    """Steps with gradients of each rank's own, times a growing factor; the parameters afterwards."""
+    parameters = optimizer.param_groups[0]["params"]
+    for step in steps:
+        own = targets(SHAPES, dist.get_rank(), 0).values()
+        for parameter, gradient in zip(parameters, own, strict=True):
+            parameter.grad = gradient * growth**step
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_warm_up_ends_when_the_variance_is_stable() -> None:
+    """After n steps with a constant gradient, the variance is 1 - 0.5**n of its square.
+
+    It is looked at in every second step: the ratio is 0.95 in the sixth, and 0.99 in the eighth.
+    """
+    automatic = _constant("auto")
+    _train(automatic, range(7))
+    states = automatic.state.values()
+    assert {state["calls"] for state in states} == {7}
+    saved = copy.deepcopy((automatic.state_dict(), automatic.compressor.state_dict()))
+    got = _train(automatic, range(7, 12))
+    assert {state["variance_step"] for state in states} == {8}
+    expected = _train(_constant(8), range(12))
+    again = _constant("auto")
+    for parameter, value in zip(
+        again.param_groups[0]["params"], _train(_constant(99), range(7)), strict=True
+    ):
+        parameter.detach().copy_(value)
+    again.load_state_dict(saved[0])
+    again.compressor.load_state_dict(saved[1])
+    resumed = _train(again, range(7, 12))
+    for one, other, third in zip(got, expected, resumed, strict=True):
+        assert torch.equal(one, other) and torch.equal(one, third)
+        rows = [torch.empty_like(one) for _ in range(2)]
+        dist.all_gather(rows, one)
+        assert torch.equal(*rows)
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_warm_up_goes_on_while_the_variance_grows_up_to_the_compressors_own() -> None:
+    growing = _constant("auto")
+    _train(growing, range(12), growth=1.1)
+    assert {state["variance_step"] for state in growing.state.values()} == {12}
+    limited = OneBitAdam(
+        _model().named_parameters(),
+        hvdc.Compressor(OneBit(), warmup_steps=5),
+        warmup_steps="auto",
+        betas=(0.9, 0.5),
+    )
+    _train(limited, range(7), growth=1.1)
+    assert {state["variance_step"] for state in limited.state.values()} == {5}
 
 
 @on_ranks(2, launcher="torchrun")
