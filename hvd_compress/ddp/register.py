@@ -43,10 +43,15 @@ def register(
     """
     wrapped = _ddp_in(model)
     if wrapped is None and dist.is_initialized() and dist.get_world_size() > 1:
+        # A model of the composable replicate() makes its DDP in the first forward pass.
+        remedy = (
+            "call model.register_comm_hook(Compressor(model, codec), hook) in place of register()"
+            if hasattr(model, "register_comm_hook")
+            else "wrap the model before register(), or use hvd_compress.fsdp for FSDP2's"
+        )
         raise TypeError(
             f"register.model: expected a DistributedDataParallel model among {dist.get_world_size()} "
-            f"ranks, got {type(model).__name__}: wrap the model before register(), or use "
-            f"hvd_compress.fsdp for FSDP2's"
+            f"ranks, got {type(model).__name__}: {remedy}"
         )
     made_for = model if wrapped is None else wrapped
     if isinstance(codec, Compressor):

@@ -100,7 +100,7 @@ def replicas(
     mesh: Any,
     group: dist.ProcessGroup | None,
     shard_mesh: DeviceMesh,
-    instead: str = "",
+    otherwise: str = "",
 ) -> dist.ProcessGroup:
     """The process group of the ranks with this rank's shards.
 
@@ -109,7 +109,7 @@ def replicas(
         mesh: a mesh of two dimensions, replicas first and shards second; or None.
         group: the process group itself; or None.
         shard_mesh: the mesh over which the model is sharded.
-        instead: for errors, the object to make where there are no replicas.
+        otherwise: an addition to errors: what to do if there are no replicas.
 
     Raises:
         TypeError, ValueError: not exactly one of the two was passed, or it does not fit the model's mesh.
@@ -120,7 +120,7 @@ def replicas(
         got = "neither" if mesh is None else "both"
         raise TypeError(
             f"{owner}: expected mesh=, of two dimensions (replicate, shard), or process_group=, the "
-            f"ranks with the same shard, got {got}{instead}"
+            f"ranks with the same shard, got {got}{otherwise}"
         )
     shards = shard_mesh.mesh.tolist()
     if mesh is not None:
@@ -129,7 +129,7 @@ def replicas(
         if mesh.ndim != 2:
             raise ValueError(
                 f"{owner}.mesh: expected two dimensions, replicas first and shards second, got "
-                f"{mesh.ndim}{instead}"
+                f"{mesh.ndim}{otherwise}"
             )
         rows = [row for row in mesh.mesh.tolist() if dist.get_rank() in row]
         if rows != [shards]:

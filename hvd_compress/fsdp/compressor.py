@@ -42,6 +42,11 @@ _ONE_EXCHANGE = (
     "model.set_reduce_scatter_unused_params(False), so that a backward pass is one exchange"
 )
 
+_NO_REPLICAS = (
+    ": without replicas, make a CompressedReduceScatter(model, codec), which compresses what the ranks "
+    "of a mesh of one dimension send each other"
+)
+
 
 class _Outcome(NamedTuple):
     """The outcome of a step on the ranks of a replica; a field is true if it is true on one of these ranks.
@@ -101,8 +106,7 @@ class Compressor(ProcessGroupCompressor):
         **options: Unpack[Options],
     ) -> None:
         found = sharded(model)
-        instead = "write CompressedReduceScatter(model, Int8()), which needs no mesh"
-        group = replicas("Compressor", mesh, process_group, found.mesh, instead)
+        group = replicas("Compressor", mesh, process_group, found.mesh, _NO_REPLICAS)
         self._numbered = slots_of(
             [(name, like(shard, dtype)) for name, shard, dtype in found.parameters]
         )

@@ -87,7 +87,8 @@ class Unit:
         self.places, self.elements = [], 0
         # Before PyTorch 2.13, FSDP2 always omits them.
         unused_too = getattr(self.group, "reduce_scatter_unused_params", False)
-        for number, parameter in zip(self.numbers, self.group.fsdp_params, strict=True):
+        for index in self._order():
+            number, parameter = self.numbers[index], self.group.fsdp_params[index]
             whole = _whole(parameter)
             needed = whole.requires_grad
             present = (
@@ -102,6 +103,13 @@ class Unit:
                 self.places.append(Place(number, tuple(shape), tuple(strides), begin, sharded))
             if present:
                 self.elements += parameter.padded_sharded_param_size.numel()
+
+    def _order(self) -> Sequence[int]:
+        """The order of the parameters in the reduction; known from the first forward pass on."""
+        usual = range(len(self.numbers))
+        if not _has_gradient_dtypes(self.group.fsdp_params):
+            return usual
+        return self.group._reduce_scatter_param_indices or usual
 
     @property
     def frozen(self) -> set[int]:
@@ -118,6 +126,37 @@ class Unit:
     def adds_up(self) -> bool:
         """Whether FSDP2 has divided by the user's own divisor, which counts all ranks."""
         return self.group.gradient_divide_factor is not None
+
+
+def _has_gradient_dtypes(parameters: Sequence[Any]) -> bool:
+    """Whether FSDP2 is that of PyTorch 2.15, whose parameter objects have the dtype of their gradients.
+
+    FSDP2 orders a module's gradients by it, and reduces them in it where ``reduce_dtype`` is not set.
+    """
+    return any(hasattr(one, "sharded_grad_dtype") for one in parameters)
+
+
+def _reduced(name: str, parameters: Sequence[Any]) -> list[torch.dtype]:
+    """The dtype in which FSDP2 reduces the gradient of each of a module's parameters.
+
+    Raises:
+        TypeError: FSDP2 reduces them together, in a dtype that depends on which gradients there are.
+    """
+    policies = [one.mp_policy for one in parameters]
+    wanted: list[torch.dtype | None] = [one.reduce_dtype for one in policies]
+    if not _has_gradient_dtypes(parameters):
+        wanted = [one.reduce_dtype or one.param_dtype for one in policies]
+    elif not all(wanted):
+        wanted = [one.sharded_grad_dtype for one in parameters]
+        pairs = zip(parameters, wanted, strict=True)
+        trained = {dtype for one, dtype in pairs if one.sharded_param.requires_grad}
+        if len(trained) > 1 or None in trained:
+            raise TypeError(
+                f"{name}: expected gradients that FSDP2 reduces in one dtype, got parameters with the "
+                f"grad_dtype {', '.join(sorted(map(str, trained)))}: set reduce_dtype in "
+                f"MixedPrecisionPolicy"
+            )
+    return [dtype or one.sharded_param.dtype for dtype, one in zip(wanted, parameters, strict=True)]
 
 
 def _whole(parameter: Any) -> Any:
@@ -219,10 +258,7 @@ def shared(model: torch.nn.Module, owner: str, collective: str) -> list[Shared]:
 
 def _shared(owner: str, collective: str, called: str, name: str, module: Any, group: Any) -> Shared:
     _ = getattr(module, f"set_custom_{collective}")
-    if group.mesh_info.shard_mesh_dim is None:
-        raise ValueError(
-            f"{name}: expected a module that is sharded, got one that is replicated only"
-        )
+    _check_sharded(name, group.mesh_info)
     usual = type(getattr(group, f"_{collective}_comm")).__name__
     if usual != f"Default{owner.removeprefix('Compressed')}":
         raise ValueError(
@@ -231,13 +267,12 @@ def _shared(owner: str, collective: str, called: str, name: str, module: Any, gr
             f"set_allocate_memory_from_process_group for nothing else"
         )
     parameters = [one.sharded_param for one in group.fsdp_params]
-    policy = group.mp_policy
     if collective == "all_gather":
-        dtype = _gathered(name, parameters, policy.param_dtype)
+        dtype = _gathered(name, group.fsdp_params)
     else:
         # All that need gradients are of one dtype; frozen ones, such as quantized weights, may be of any.
-        first = next((one for one in parameters if one.requires_grad), parameters[0])
-        dtype = policy.reduce_dtype or policy.param_dtype or first.dtype
+        trained = (number for number, one in enumerate(parameters) if one.requires_grad)
+        dtype = _reduced(name, group.fsdp_params)[next(trained, 0)]
     return Shared(
         name,
         module,
@@ -248,17 +283,15 @@ def _shared(owner: str, collective: str, called: str, name: str, module: Any, gr
     )
 
 
-def _gathered(
-    name: str, parameters: Sequence[torch.Tensor], cast: torch.dtype | None
-) -> torch.dtype:
+def _gathered(name: str, parameters: Sequence[Any]) -> torch.dtype:
     """The dtype in which FSDP2 gathers a module's parameters.
 
     Args:
         name: the name of the module.
-        parameters: its parameters, frozen ones as well.
-        cast: the dtype to which ``MixedPrecisionPolicy`` casts floating-point ones, or None.
+        parameters: FSDP2's objects of its parameters, frozen ones as well.
     """
-    dtypes = {cast if cast and one.is_floating_point() else one.dtype for one in parameters}
+    pairs = [(one.sharded_param, one.mp_policy.param_dtype) for one in parameters]
+    dtypes = {cast if cast and one.is_floating_point() else one.dtype for one, cast in pairs}
     if len(dtypes) > 1:
         raise TypeError(
             f"{name}: expected parameters that FSDP2 gathers in one dtype, got some of "
@@ -292,7 +325,7 @@ def _as_in_this_version() -> Iterator[None]:
         yield
     except AttributeError as error:
         raise NotImplementedError(
-            f"hvd_compress.fsdp: expected FSDP2 as in PyTorch 2.11 to 2.13, got that of "
+            f"hvd_compress.fsdp: expected FSDP2 as in PyTorch 2.11 to 2.15, got that of "
             f"{torch.__version__}: {error}"
         ) from None
 
@@ -345,10 +378,9 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
             )
         meshes[tuple(group.mesh_info.mesh.mesh.tolist())] = group.mesh_info.mesh
         own = tuple(numbers[id(one.sharded_param)] for one in group.fsdp_params)
-        policy = group.mp_policy
+        dtypes.update(zip(own, _reduced(name, group.fsdp_params), strict=True))
         for number, one in zip(own, group.fsdp_params, strict=True):
             padded[number] = tuple(one.padded_sharded_param_size)
-            dtypes[number] = policy.reduce_dtype or policy.param_dtype or named[number][1].dtype
         units.append(Unit(name, module, own, group))
     if len(meshes) > 1:
         raise ValueError(
@@ -371,7 +403,18 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
     return Sharded(next(iter(meshes.values())), units, shards, padded, frozen)
 
 
+def _check_sharded(where: str, info: Any) -> None:
+    if info.shard_mesh_dim is None:
+        raise ValueError(
+            f"{where}: expected a module that fully_shard() shards, got one of replicate(), whose "
+            f"gradients FSDP2 adds up over all ranks uncompressed: wrap the model in "
+            f"DistributedDataParallel and use hvd_compress.ddp; or call fully_shard(module, "
+            f"mesh=mesh['shard']) with a mesh of (ranks, 1), and make a Compressor"
+        )
+
+
 def _check_mesh(where: str, info: Any) -> None:
+    _check_sharded(where, info)
     if info.replicate_mesh_dim is not None or info.mesh.ndim != 1:
         raise ValueError(
             f"{where}: expected a module that is sharded over a mesh of one dimension, fully_shard(module, "

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hvdc
@@ -75,6 +76,15 @@ def test_wrapped_models_get_the_hook() -> None:
     assert steps(model, torch.compile(model, backend="eager")) == 1
     with pytest.raises(TypeError, match="expected a DistributedDataParallel model among 2 ranks"):
         hvdc.register(nn.Linear(64, 100), OneBit())
+    composed = replicate(nn.Linear(64, 100))
+    with pytest.raises(
+        TypeError, match=r"got DDPLinear: call model.register_comm_hook\(Compressor"
+    ):
+        hvdc.register(composed, OneBit())
+    compressor = hvdc.Compressor(composed, OneBit(), threshold=0)
+    composed.register_comm_hook(compressor, hvdc.hook)
+    composed(torch.ones(8, 64)).sum().backward()
+    assert compressor.counters.steps == 1 and compressor.counters.encoded_elements == 6500
 
 
 class _Network(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import hvd_compress.fsdp as hvdc
 from hvd_compress import Route
@@ -20,6 +20,12 @@ of_today = pytest.mark.skipif(
     not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="needs PyTorch 2.13's FSDP2"
 )
 """A mark for tests of what only FSDP2 as in PyTorch 2.13 has."""
+
+gradient_dtypes = hasattr(MixedPrecisionPolicy, "param_dtype_override_fn")
+"""Whether FSDP2, as from PyTorch 2.15 on, reduces gradients in their parameters' ``grad_dtype``."""
+
+of_gradient_dtypes = pytest.mark.skipif(not gradient_dtypes, reason="needs PyTorch 2.15's FSDP2")
+"""A mark for tests of what only FSDP2 as in PyTorch 2.15 has."""
 
 SHAPES = {"first.a": (40, 170), "first.b": (3001,), "second.c": (8, 3, 5, 5), "second.tiny": (3,)}
 """Uneven shards, with padding, and one that a rank has nothing of."""

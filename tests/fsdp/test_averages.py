@@ -22,6 +22,7 @@ from tests.fsdp.probes import (
     assert_gradients_are_alike,
     assert_replicas_are_alike,
     backward,
+    gradient_dtypes,
     gradients_of,
     make,
     mesh_of,
@@ -146,22 +147,30 @@ def test_replicas_begin_and_stay_alike() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_half_precision() -> None:
-    """Averages have the dtype in which FSDP2 reduces."""
+    """Averages have the dtype in which FSDP2 reduces: from PyTorch 2.15 on, by default the parameter's."""
     mesh = mesh_of(2)
-    for policy, dtype in (
-        (MixedPrecisionPolicy(reduce_dtype=torch.bfloat16), torch.bfloat16),
-        (MixedPrecisionPolicy(param_dtype=torch.bfloat16), torch.bfloat16),
-        (MixedPrecisionPolicy(param_dtype=torch.float16), torch.float16),
+    for policy in (
+        MixedPrecisionPolicy(reduce_dtype=torch.bfloat16),
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16),
+        MixedPrecisionPolicy(param_dtype=torch.float16),
     ):
+        compute = policy.param_dtype or torch.float32
+        dtype = policy.reduce_dtype or (torch.float32 if gradient_dtypes else compute)
+
+        def rounded(
+            _: int, gradients: dict[str, torch.Tensor], compute: torch.dtype = compute
+        ) -> None:
+            for gradient in gradients.values():
+                gradient.copy_(gradient.to(compute))
+
         net, compressor = make(
             mesh, *USUAL["two_shot"], exchange="two_shot", sharding={"mp_policy": policy}
         )
         beside = Beside(mesh, "two_shot", *USUAL["two_shot"], dtype=dtype)
         for step in range(2):
             gradients = targets(SHAPES, dist.get_rank(), step)
-            if policy.param_dtype is not None:
-                gradients = {n: g.to(dtype) for n, g in gradients.items()}
-            assert_same_bits(backward(net, gradients), beside.step(step))
+            gradients = {n: g.to(compute) for n, g in gradients.items()}
+            assert_same_bits(backward(net, gradients), beside.step(step, rounded))
         beside.assert_kept(compressor)
 
 

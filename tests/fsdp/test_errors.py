@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -74,6 +75,7 @@ def test_what_it_is_not_for() -> None:
     row = {"mesh": mesh}
     plain = Net(SHAPES)
     native = fully_shard(Net(SHAPES), mesh=mesh)
+    replicated = replicate(Net(SHAPES), mesh=mesh["replicate"])
     good = shard(Net(SHAPES), mesh)
     meta = shard(Net(SHAPES).to("meta"), mesh)
     half = Net(SHAPES)
@@ -95,23 +97,14 @@ def test_what_it_is_not_for() -> None:
             ValueError,
             "over a mesh of one dimension, .* got a mesh of 2: there, FSDP2 adds",
         ),
+        (replicated, row, ValueError, r"got one of replicate\(\), .* hvd_compress.ddp; or call"),
         (hooked, row, ValueError, "first: expected a module without an all-reduce hook"),
         (meta, row, ValueError, r"first.a: expected a parameter with memory, .*to_empty\(\)"),
         (half, row, ValueError, "second.c: expected a parameter that FSDP2 shards"),
-        (
-            good,
-            {},
-            TypeError,
-            "expected mesh=, .*, or process_group=, .*, got neither: without .*CompressedRed",
-        ),
+        (good, {}, TypeError, "or process_group=, .*, got neither: .* CompressedReduceScatter"),
         (good, {**row, "process_group": dist.group.WORLD}, TypeError, "got both"),
         (good, {"mesh": "cpu"}, TypeError, "expected a DeviceMesh, got str"),
-        (
-            good,
-            {"mesh": mesh["shard"]},
-            ValueError,
-            "expected two dimensions, .*, got 1: .*CompressedReduceScatter",
-        ),
+        (good, {"mesh": mesh["shard"]}, ValueError, "expected two .*, got 1: .* CompressedReduce"),
         (
             good,
             {"mesh": mesh_of(4)},
