@@ -52,7 +52,7 @@ _DIGITS, _TEXT = "digits, LeNet (61,706), ", "text, a transformer (470,784), "
 
 
 def speed() -> Table:
-    """How many times as fast as without compression a step is, by model and link."""
+    """The speed of a step relative to one without compression, by model and link."""
     lines = []
     for link, rate in bandwidth.LINKS.items():
         what, name = "DDP, a transformer (470,784), Zen 4", f"lab-ddp-gpt-{link}"

@@ -115,7 +115,6 @@ def replicas(
         TypeError, ValueError: not exactly one of the two was passed, or it does not fit the model's mesh.
         ExchangeError: this rank is not in the group.
     """
-    instead = f": without replicas, {instead}" if instead and group is None else ""
     if (mesh is None) == (group is None):
         got = "neither" if mesh is None else "both"
         raise TypeError(

@@ -43,7 +43,7 @@ def recipes() -> dict[str, str]:
 
 
 class Net(nn.Module):
-    """Has the layers that recipes name."""
+    """A model with the layers that recipes name."""
 
     def __init__(self) -> None:
         super().__init__()
