@@ -17,6 +17,7 @@ from hvd_compress.distributed.rebinding import owed_everywhere, owned_of
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.stateful import under_own_names
 from hvd_compress.process_group.values import problem_told, state_bytes, state_from, tell
+from hvd_compress.ranks import agreement
 
 _SHARED = "hvd_compress.diloco"
 """The name of what is the same on every rank: counts, settings and positions in the noise."""
@@ -72,7 +73,8 @@ class ShardedState:
         Raises:
             ValueError: the outer optimizer's state does not have a number for each element, or one for all;
                 the compressor has an owner step; or the checkpoint is that of another model.
-            ExchangeError: something is wrong on another rank that saves.
+            ExchangeError: something is wrong on another rank that saves; or the ranks of a worker differ in
+                what has to be the same on every rank.
         """
         return self._to_save() if self._saved_at is None else self._to_load(self._saved_at)
 
@@ -109,21 +111,38 @@ class ShardedState:
                 state = self._diloco.state_dict()
                 common, compressor = state["common"], state["compressor"]
                 fields, rest = self._outer(state["outer_optimizer"]["state"], common)
-                exact = {name: _described(one) for name, one in compressor["tensors"].items()}
-            every: list[dict[str, Any]] = self._shards.tell(exact)
+                exact = {
+                    name: {**_described(one), "to_send": state["to_send"].get(name)}
+                    for name, one in compressor["tensors"].items()
+                }
+                alike = {
+                    "steps": state["steps"],
+                    "history": state["history"],
+                    "configuration": {
+                        n: v for n, v in state["configuration"].items() if n != "shard"
+                    },
+                    "outer_optimizer": {**state["outer_optimizer"], "state": rest},
+                    "due": {n: (due, *verdict) for n, (due, _, *verdict) in state["due"].items()},
+                    "workers": workers,
+                    "version": compressor["version"],
+                    "seed": compressor["seed"],
+                    "dtypes": {name: kind["dtype"] for name, kind in compressor["keys"].items()},
+                }
+            # Shards have groups, and names of groups, of their own.
+            counts = list(state["history"].values())
+            shown = {field: str(one) for field, one in {**alike, "history": counts}.items()}
+            told = self._shards.tell([exact, shown])
+            agreement.compare([one for _, one in told])
+            every: list[dict[str, Any]] = [one for one, _ in told]
         # Every worker has to stop where one does: the others would wait for it as they write.
         tell(collectives_of(group), None)
         shared = {
-            "steps": state["steps"],
-            "history": state["history"],
-            "configuration": {n: v for n, v in state["configuration"].items() if n != "shard"},
-            "outer_optimizer": {**state["outer_optimizer"], "state": rest},
-            "due": {n: (due, *verdict) for n, (due, _, *verdict) in state["due"].items()},
-            "to_send": state["to_send"],
-            "workers": workers,
-            "version": compressor["version"],
-            "seed": compressor["seed"],
-            "dtypes": {name: kind["dtype"] for name, kind in compressor["keys"].items()},
+            **alike,
+            "to_send": {
+                name: any(one[name]["to_send"] for one in every)
+                for name in exact
+                if any(one[name]["to_send"] is not None for one in every)
+            },
             "positions": {
                 name: {field: max(one[name][field] for one in every) for field in _POSITION}
                 for name in exact
@@ -219,6 +238,8 @@ class ShardedState:
             for name, one in values.items():
                 outer.setdefault(numbers[name], {})[field] = local(one)
         common = {name: local(one) for name, one in tree["common"].items()}
+        same = self._exact in tree and shared["workers"] == self._place()[1]
+        exact = state_from(tree[self._exact]) if same else {}
         return {
             "steps": shared["steps"],
             "history": shared["history"],
@@ -230,7 +251,12 @@ class ShardedState:
                 n: (due, [local(tree["due"][str(n)][k]) for k in fragments[n].names], *verdict)
                 for n, (due, *verdict) in shared["due"].items()
             },
-            "to_send": shared["to_send"],
+            "to_send": {
+                name: loaded
+                for name in common
+                for loaded in [exact.get(name, {}).get("to_send", shared["to_send"].get(name))]
+                if loaded is not None
+            },
             "compressor": {
                 "version": shared["version"],
                 "seed": shared["seed"],
@@ -241,15 +267,15 @@ class ShardedState:
                     name: {"dtype": dtype, "shape": list(common[name].shape)}
                     for name, dtype in shared["dtypes"].items()
                 },
-                "tensors": self._residuals(tree, shared, worker),
+                "tensors": self._residuals(tree, shared, worker, exact),
             },
         }
 
-    def _residuals(self, tree: Tree, shared: dict[str, Any], worker: int) -> dict[str, Any]:
+    def _residuals(
+        self, tree: Tree, shared: dict[str, Any], worker: int, exact: Mapping[str, dict[str, Any]]
+    ) -> dict[str, Any]:
         residuals = tree.get(f"residuals of worker {worker}", {})
         owed = tree.get(f"owed by worker {worker}", {})
-        same = self._exact in tree and shared["workers"] == self._place()[1]
-        exact = state_from(tree[self._exact]) if same else {}
         tensors = {}
         for name, position in shared["positions"].items():
             residual = local(residuals[name]).reshape(-1) if name in residuals else None

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 import hvd_compress.distributed as hvdc
-from hvd_compress import NoCompression, PowerSGD
-from hvd_compress.diloco import ShardedState
+from hvd_compress import NoCompression, OneBit, PowerSGD
+from hvd_compress.diloco import DiLoCo, ShardedState
 from hvd_compress.diloco.common import as_placed
 from hvd_compress.engine.state import unsent
 from tests.diloco.nesterov import DiLoCo
@@ -186,6 +186,45 @@ def test_what_cannot_be_saved_or_loaded() -> None:
         diloco._common.outer.state[copy]["rows"] = torch.zeros(3)
     with pytest.raises(ValueError if wrong else hvdc.ExchangeError, match="rows of shape"):
         ShardedState(diloco).state_dict()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+
+
+@on_ranks(4, launcher="torchrun")
+def test_weights_that_are_loaded_into_one_shard_arrive_after_a_checkpoint() -> None:
+    """A frozen layer gets other rows on the second rank of each worker; they travel bit by bit."""
+    mesh, folder = mesh_of(2), _folder()
+    worker = mesh.get_local_rank("replicate")
+    for loads in (0, 1):
+
+        def begin(number: int = loads) -> tuple[Any, DiLoCo]:
+            net = shard(Net(SHAPES), mesh)
+            compressor = hvdc.Compressor(OneBit(), exchange="allgather", threshold=0)
+            return net, DiLoCo(net, compressor, mesh=mesh, sync_every=1)
+
+        net, diloco = begin()
+        train(diloco, net, worker, range(2))
+        net.second.requires_grad_(False)
+        train(diloco, net, worker, range(2, 4))  # What it has learnt is sent.
+        generator = torch.Generator(DEVICE).manual_seed(loads)
+        for one in net.second.parameters():
+            if mesh.get_local_rank("shard") == loads:
+                part = one.data.to_local()
+                part.copy_(torch.randn(part.shape, generator=generator))
+        train(diloco, net, worker, range(4, 5))
+        _save(net, diloco, mesh, folder)
+        again, other = begin()
+        again.second.requires_grad_(False)
+        _load(again, other, mesh, folder)
+        assert other.state_dict()["to_send"] == diloco.state_dict()["to_send"]
+        for one, its_net in ((diloco, net), (other, again)):
+            train(one, its_net, worker, range(5, 12))
+        assert_same_bits(parts(other.common_parameters), parts(diloco.common_parameters))
+        assert other.compressor.residual_norm() == diloco.compressor.residual_norm()
+    other.steps += mesh.get_local_rank("shard") == 1
+    with pytest.raises(hvdc.ExchangeError, match="steps: 12 on rank 0, 13 on rank 1"):
+        ShardedState(other).state_dict()
     dist.barrier()
     if dist.get_rank() == 0:
         shutil.rmtree(folder)
