@@ -38,6 +38,7 @@ class DDP(ProcessGroupFrontend):
     late = DEVICE.type != "cpu"
     zeros_after_join = True
     cannot = {  # noqa: RUF012
+        "half_precision_on_one_rank": "DDP itself sends parameters first, and fails",
         "a_rank_that_joins_in_the_warm_up": "a rank that has joined counts its steps as the others do",
     }
     sends_unused = False

@@ -83,8 +83,6 @@ def ranks_that_disagree(frontend: Frontend, exchange: str) -> None:
             r"{b}: .*{codec}.* on rank 0.*NoCompression.*{last}",
         ),
         (exchange, usual, {"seed": 1}, r"seed: 0 on rank 0.*, 1 {last}"),
-        # As by model.half() on one rank.
-        (exchange, usual, {"dtype": "float16"}, r"{a}: .*float32.* on rank 0.*float16.* {last}"),
         (another, usual, {}, r"{a}: .*through {exchange}.* on rank 0.*through {another}.*{last}"),
     ]
     if exchange == "low_rank":  # No other codec has it, nor has this codec another exchange.
@@ -110,6 +108,17 @@ def ranks_that_disagree(frontend: Frontend, exchange: str) -> None:
         with pytest.raises(frontend.errors, match=f"(?s){message}"):
             job.step(gradients(frontend.rank, 0, SHAPES))
         frontend.barrier()  # All of them are still there.
+
+
+def half_precision_on_one_rank(frontend: Frontend, exchange: str) -> None:
+    """Raises an error on every rank that names each rank's dtype, as after ``model.half()`` on one rank."""
+    last = frontend.size - 1
+    dtype = "float16" if frontend.rank == last else "float32"
+    job = frontend.make(exchange, *USUAL[exchange], SHAPES, dtype)
+    message = f"(?s){frontend.called(SHAPES)['a']}: .*float32.* on rank 0.*float16.* on rank {last}"
+    with pytest.raises(frontend.errors, match=message):
+        job.step(gradients(frontend.rank, 0, SHAPES))
+    frontend.barrier()
 
 
 def a_change_of_codec_on_some_ranks(frontend: Frontend, exchange: str) -> None:

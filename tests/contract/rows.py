@@ -96,6 +96,7 @@ PROPERTIES = (
     Property(errors.what_it_cannot_carry),
     Property(errors.gradients_that_are_too_small, ("allgather",)),
     Property(errors.ranks_that_disagree, flat=(THREE,)),
+    Property(errors.half_precision_on_one_rank, ("allgather",)),
     Property(errors.a_change_of_codec_on_some_ranks, flat=(THREE,)),
     Property(errors.a_reset_on_some_ranks, flat=(THREE,)),
 )
