@@ -67,7 +67,7 @@ class TensorFlowCommits(Commits):
         positions = [(int(slot.exchanges),) for slot in slots]
         for name, numbers, exchanges in self._kept.left:
             names.append(name)
-            unsent.append(numbers)
+            unsent.append(np.zeros_like(numbers) if compressor.begins_anew else numbers)
             positions.append((exchanges,))
         return Commit(self.place, positions, names, [len(one) for one in unsent], unsent)
 

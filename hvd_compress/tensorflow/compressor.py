@@ -47,7 +47,7 @@ from hvd_compress.tensorflow.placement import HOST, choose, is_gpu
 from hvd_compress.tensorflow.reduction import scale_of
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.sources import Call, SharedTrace, Source, Variables, call_of
-from hvd_compress.tensorflow.state import Inheritance, StateOwner, inheritance
+from hvd_compress.tensorflow.state import Inheritance, StateOwner, check_restored, inheritance
 from hvd_compress.tensorflow.step import Step
 from hvd_compress.tensorflow.use import TensorFlowUse
 
@@ -155,6 +155,10 @@ class Compressor(tf.Module, HorovodCompressor):
         self._expected: Source | None = None
         self._calls = 0
         self._offset = Counters()
+        self._resets = 0
+        self.begins_anew = False
+        """Whether gradients that are not traced yet begin without saved residuals, since :meth:`reset`."""
+        self._restored_slots: frozenset[int] = frozenset()
         self.slots: list[Slot] = []
         owners = self._exchanges[exchange if auto else route.kind].owners
         self.owner = self._make_owner(exchange=exchange, owners=owners)
@@ -230,8 +234,8 @@ class Compressor(tf.Module, HorovodCompressor):
         was dropped already: by an earlier call, or on all ranks because of an Inf or a NaN.
 
         Raises:
-            tf.errors.FailedPreconditionError: residuals were restored from a checkpoint, or by
-                :meth:`load_resized`, since the last exchange.
+            tf.errors.FailedPreconditionError: residuals were restored from a checkpoint, or changed by
+                :meth:`load_resized` or :meth:`reset`, since the last exchange.
         """
         with tf.device(HOST):
             self._ops.hvdc_tell(self._ledger, what="drop_step")
@@ -244,6 +248,29 @@ class Compressor(tf.Module, HorovodCompressor):
         """
         with tf.device(HOST):
             self._ops.hvdc_tell(self._ledger, what="used")
+
+    def reset(self) -> None:
+        """Discards what was not sent, for a model that returns to an earlier state; every rank calls it.
+
+        Residuals of this rank's gradients and of the parts that this rank owns are discarded, also those of
+        a checkpoint for gradients that are not traced yet. Otherwise, the next steps would add gradients of
+        the steps that the model has forgotten. Positions in the noise, the warm-up, routes and
+        :attr:`counters` go on. If only some ranks have called this method, the next step raises an error on
+        all ranks.
+
+        Raises:
+            ExchangeError: it is called within a ``tf.function``, whose gradients are being exchanged.
+        """
+        if tf.inside_function():
+            raise ExchangeError(
+                "reset: expected a call between two steps, got one within a tf.function, whose gradients "
+                "are being exchanged: call it eagerly, after the function"
+            )
+        self._resets += 1
+        self.begins_anew = True
+        for slot in self.slots:
+            slot.discard()
+        self._replace()
 
     def routes(self) -> dict[str, Route]:
         """The route of each gradient that has been traced, by name.
@@ -297,7 +324,9 @@ class Compressor(tf.Module, HorovodCompressor):
             ValueError: there is not one checkpoint of each rank, the seed differs, or the checkpoints are
                 of different steps or exchanges; nothing has changed then.
         """
-        self.inherit(inheritance(checkpoints, name, self.owner))
+        resized = inheritance(checkpoints, name, self.owner)
+        self.inherit(resized)
+        self._restored_slots = frozenset(range(len(resized.names)))
 
     def inherit(self, inheritance: Inheritance) -> None:
         """Restores earlier state for all gradients, including those traced from now on.
@@ -305,7 +334,7 @@ class Compressor(tf.Module, HorovodCompressor):
         Args:
             inheritance: the state for each gradient.
         """
-        self._inheritance = inheritance
+        self._inheritance, self.begins_anew = inheritance, False
         for slot in self.slots:
             self._inherit(slot)
         self._replace()
@@ -368,19 +397,29 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def _restored(self, saved: dict[str, Any]) -> None:
         """Called when a checkpoint is restored, with what :meth:`_describe` returned."""
-        for slot in self.slots[len(saved["orders"]) :]:  # First exchanged after it.
+        count = len(saved["orders"])
+        for slot in self.slots[count:]:  # First exchanged after it.
             slot.begin_anew()
+        self.begins_anew, self._restored_slots = False, frozenset(range(count))
         self._replace()
 
     def _describe(self) -> dict[str, Any]:
         """The content of a checkpoint besides variables, see :class:`StateOwner`."""
-        orders: list[dict[str, Any]] = []
+        return {"orders": list(map(self._order_of, self.slots))}
+
+    def _order_of(self, slot: Slot) -> dict[str, Any]:
+        """The description of a gradient in a checkpoint."""
+        found = self.shared(slot)
+        cut = {"row": found.row, "transposed": found.transposed} if found else {}
+        of = {"key": slot.index, "of": slot.variable_name, "call": slot.call}
+        return {**cut, **of, "residual_dtype": slot.residual.dtype.name}
+
+    def _check_restored(self) -> None:
+        """Raises ``ValueError`` where a checkpoint's residuals cannot be this rank's or would get lost."""
         for slot in self.slots:
-            found = self.shared(slot)
-            cut = {"row": found.row, "transposed": found.transposed} if found else {}
-            of = {"key": slot.index, "of": slot.variable_name, "call": slot.call}
-            orders.append({**cut, **of, "residual_dtype": slot.residual.dtype.name})
-        return {"orders": orders}
+            if slot.index in self._restored_slots:
+                check_restored(slot, self.owners_of(slot), self.shared(slot), self.owner.rank)
+        self._restored_slots -= {slot.index for slot in self.slots}
 
     def _inherit(self, slot: Slot) -> None:
         exchange = self._exchanges.get(slot.route.kind)
@@ -413,10 +452,12 @@ class Compressor(tf.Module, HorovodCompressor):
             slot = self._make_slot(position, source.label or f"gradient.{position}", like)
             slot.variable_name = f"{source.name} again" * bool(turn) or source.name
             slot.place, slot.call = source.place, call
-            self.owner.check(slot)
+            self.owner.check(position, self._order_of(slot))
             self._variables.add(source.variable, turn, slot)
             self.slots.append(slot)
             self._inherit(slot)
+            if self.begins_anew:
+                slot.discard()
             self._step.forget_agreement()
         return slot
 
@@ -463,6 +504,7 @@ class Compressor(tf.Module, HorovodCompressor):
         return self._router
 
     def _configuration(self) -> dict[str, Any]:
+        self._check_restored()
         tensors = {
             # Not by labels: Keras numbers layers by how many a rank has made before.
             f"gradient.{s.index}": f"{s.kind} by {s.route}, {s.compared}, exchange {int(s.exchanges)}"
@@ -473,6 +515,7 @@ class Compressor(tf.Module, HorovodCompressor):
             "ranks": self._size,
             "seed": self._seed,
             "warmup_steps": self._warmup_steps,
+            "calls of reset": self._resets,
             "gradient of": tensors,
         }
 

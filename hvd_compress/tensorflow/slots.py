@@ -73,9 +73,13 @@ class Slot(tf.Module):
         for kept, numbers in zip(self.kept, (residual, owned), strict=True):
             kept.assign(tf.cast(numbers, kept.dtype))
 
+    def discard(self) -> None:
+        """Empties the residuals."""
+        self.begin_with(np.zeros(0, np.float32), np.zeros(0, np.float32))
+
     def begin_anew(self) -> None:
         """Empties the residuals, and counts exchanges from 0."""
-        self.begin_with(np.zeros(0, np.float32), np.zeros(0, np.float32))
+        self.discard()
         self.exchanges.assign(0)
 
     @property

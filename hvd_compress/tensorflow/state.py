@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ class StateOwner(tf.train.experimental.PythonState):
         self._expected = {"version": _VERSION, "rank": rank, "size": size, "seed": seed, **settings}
         self._describe, self._restored = describe, restored
         self._names: list[str] = []
-        self._dtypes: list[str] = []
+        self._orders: list[dict[str, Any]] = []
 
     def serialize(self) -> str:
         """The text for a checkpoint."""
@@ -58,8 +59,8 @@ class StateOwner(tf.train.experimental.PythonState):
         """Compares a checkpoint's text with this rank and its settings.
 
         Raises:
-            ValueError: the rank, number of ranks, seed, exchange, order of variables or dtype of residuals
-                differs; or some variables cannot be told apart.
+            ValueError: the rank, number of ranks, seed, exchange, order of variables, or the order, parts
+                or dtype of residuals differs; or some variables cannot be told apart.
         """
         got = json.loads(string_value)
         for name, want in self._expected.items():
@@ -70,23 +71,35 @@ class StateOwner(tf.train.experimental.PythonState):
                     f"exchange needs those of all: load_resized()"
                 )
         self._names = names_in_order([(of["of"], of["call"]) for of in got["orders"]], "restore")
-        self._dtypes = [of.get("residual_dtype", "float32") for of in got["orders"]]
+        self._orders = got["orders"]
         for index, order in enumerate(self._describe()["orders"]):
-            self._check(index, order["of"], order["residual_dtype"])
+            self.check(index, order)
         self._restored(got)
 
-    def check(self, slot: Slot) -> None:
-        """Raises ``ValueError`` if a new gradient is not the one in its place in the checkpoint."""
-        self._check(slot.index, slot.variable_name, slot.residual.dtype.name)
-
-    def _check(self, index: int, name: str, dtype: str) -> None:
+    def check(self, index: int, order: Mapping[str, Any]) -> None:
+        """Raises ``ValueError`` if a gradient's description is not that in its place in the checkpoint."""
+        name = order["of"]
         _check_order(self._names, index, name)
-        if self._dtypes[index : index + 1] not in ([], [dtype]):
-            raise ValueError(
-                f"restore: expected residuals of {name} in {dtype}, got {self._dtypes[index]}: use "
-                f"residual_dtype={self._dtypes[index]!r}, or pass the checkpoints of all ranks to "
-                f"load_resized(), which converts residuals"
-            )
+        for saved in self._orders[index : index + 1]:
+            want, got = map(_form_of, (order, saved))
+            if want != got:
+                raise ValueError(
+                    f"restore: expected residuals of {name} in {want}, got {got}: use the codec and the "
+                    f"residual_dtype of the job that wrote the checkpoint, or pass the checkpoints of all "
+                    f"ranks to load_resized(), which converts residuals"
+                )
+
+
+def _form_of(order: Mapping[str, Any]) -> str:
+    """The dtype and, where ranks own parts, the order and the cut of residuals, as text."""
+    dtype = order.get("residual_dtype", "float32")
+    if "row" not in order:
+        return dtype
+    columns = "columns" if order["transposed"] else "rows"
+    return (
+        f"{dtype} in the order of {columns}, cut at multiples of {order['row']} elements, from rank "
+        f"{order['key']} on"
+    )
 
 
 @dataclass
@@ -191,9 +204,59 @@ def inheritance(checkpoints: Sequence[str], name: str, heir: StateOwner) -> Resi
     counts = [{i: kept.exchanges for i, kept in state["slots"].items()} for state in states]
     if any(count != counts[0] for count in counts):
         raise ValueError(f"load_resized: expected checkpoints of one step, got exchanges {counts}")
+    for rank, state in enumerate(states):
+        for i, left in state["slots"].items():
+            _check_left(rank, left, [other["slots"][i] for other in states])
     slots = states[0]["slots"].values()
     names = names_in_order([(left.of, left.call) for left in slots], "load_resized")
     return Resized({i: [state["slots"][i] for state in states] for i in counts[0]}, heir, names)
+
+
+def check_restored(slot: Slot, owners: int, shared: Shared | None, rank: int) -> None:
+    """Raises ``ValueError`` where residuals from a checkpoint cannot be a rank's, or would never be sent.
+
+    Args:
+        slot: the slot with the residuals.
+        owners: the number of ranks that share out the gradient.
+        shared: the order and the parts in which they do; None where they do not.
+        rank: this rank.
+    """
+    count = None if slot.shape is None else math.prod(slot.shape)
+    part = shared.shards(owners, slot.index).length(rank % owners) if shared else 0
+    own, owned = (kept.numpy().astype(np.float32) for kept in slot.kept)
+    _check_numbers(slot.label, own, count, "its residual")
+    _check_numbers(slot.label, owned, part, "the residual of the part that this rank owns")
+    route = slot.route
+    if (own.any() or owned.any()) and (route.uncompressed or not route.feedback.enabled):
+        raise ValueError(
+            f"{slot.label}: expected a route with error feedback, since its checkpoint has a residual, got "
+            f"{route}, which would never send it: use the codec of the job that wrote the checkpoint, or "
+            f"call reset() to discard all residuals"
+        )
+
+
+def _check_left(rank: int, left: _Left, every: Sequence[_Left]) -> None:
+    """Raises ``ValueError`` unless a rank's residuals are finite and of the size of all ranks' gradient."""
+    who, count = f"load_resized: {left.of} on rank {rank}", _count(every)
+    shards = Shards(count, max(1, left.owners), left.key, left.row)
+    _check_numbers(who, left.residual, count, "its residual")
+    part = shards.length(rank % shards.size)
+    _check_numbers(who, left.owned, part, "the residual of the part that this rank owned")
+
+
+def _check_numbers(who: str, numbers: np.ndarray, size: int | None, what: str) -> None:
+    bad = np.count_nonzero(~np.isfinite(numbers))
+    if bad or (size is not None and len(numbers) not in (0, size)):
+        raise ValueError(
+            f"{who}: expected {'' if size is None else f'{size} '}finite numbers as {what}, got "
+            f"{len(numbers)}, {bad} of them Inf or NaN: use the checkpoint that this rank wrote"
+        )
+
+
+def _count(every: Sequence[_Left]) -> int:
+    """The number of elements of a gradient, from all ranks' residuals."""
+    owned = sum(len(left.owned) for left in every[: every[0].owners])
+    return max(owned, *(len(left.residual) for left in every))
 
 
 def names_in_order(variables: Sequence[tuple[str, int]], caller: str) -> list[str]:
@@ -238,8 +301,7 @@ def _inherited(
     has_residuals: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The residual of a gradient, and that of the part of its average that the heir owns."""
-    count = max(len(left.residual) for left in old)
-    count = max(count, sum(len(left.owned) for left in old[: old[0].owners]))
+    count = _count(old)
     residual, averages = np.zeros(count, np.float32), np.zeros(count, np.float32)
     for rank, left in enumerate(old):
         if len(left.owned):

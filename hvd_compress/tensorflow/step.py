@@ -140,7 +140,11 @@ class Step:
         return tf.ensure_shape(_in_python(refuse, [], tf.bool), [])
 
     def _line(self, beginning: Beginning, failure: bytes, late: bool) -> np.ndarray:
-        configuration = self._configuration()
+        try:
+            configuration = self._configuration()
+        except Exception as error:  # The other ranks wait for the line.
+            told = f"{type(error).__name__}: {error}"
+            configuration, failure, late = {}, told.encode(), True
         configuration["in this step"] = {
             f"gradient.{slot.index} ({common_name(slot.variable_name)})": f"number {i}"
             for i, slot in enumerate(beginning.slots)

@@ -66,7 +66,7 @@ def _trace(optimizer: Any, variable: Any, row: int, sparse: bool) -> Callable[[t
     return step
 
 
-class _OfItsOwn(keras.Model):
+class OfItsOwn(keras.Model):
     """A model without a first shape, whose ``train_step`` exchanges by Horovod's tape."""
 
     def __init__(self, compressor: hvdc.Compressor) -> None:
@@ -90,7 +90,7 @@ class _OfItsOwn(keras.Model):
 def test_a_train_step_with_horovods_tape() -> None:
     """Keras traces the step of a model that is not built twice; a variable has one residual in both."""
     compressor = hvdc.OneBit(threshold=0)
-    model = _OfItsOwn(compressor)
+    model = OfItsOwn(compressor)
     model.compile(optimizer=SGD(0.1), jit_compile=False)
     inputs, labels = (np.concatenate(part) for part in zip(*_batches(5), strict=True))
     model.fit(inputs, labels, batch_size=4, epochs=2, verbose=0)  # The last batch is smaller.

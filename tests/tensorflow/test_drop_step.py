@@ -96,6 +96,7 @@ def test_residuals_that_were_restored_since() -> None:
         own = tf.train.Checkpoint(compressor=compressor).write(f"{folder}/{hvd.rank()}")
         everybodys = hvd.allgather_object(own, name="paths")
         for restore in (
+            compressor.reset,
             lambda: tf.train.Checkpoint(compressor=compressor).read(own),
             lambda: compressor.load_resized(everybodys),
         ):

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress.codecs import ECQ, ErrorFeedback, OneBit
+from hvd_compress.codecs import ECQ, QSGD, ErrorFeedback, Int8, OneBit
 from hvd_compress.tensorflow.elastic import TensorFlowState
 from hvd_compress.tensorflow.slots import Slot
 from hvd_compress.tensorflow.state import StateOwner
@@ -131,6 +131,157 @@ def test_residuals_of_the_other_dtype() -> None:
         norm = np.linalg.norm(np.concatenate([one.astype(np.float64) for one in _residuals(used)]))
         assert used.residual_norm() == pytest.approx(norm, rel=1e-5)
         assert all(np.isfinite(one).all() for one in exchange(targets(hvd.rank(), 1)))
+
+
+def _tampered(path: str, to: str, name: str, change: Any) -> str:
+    """A copy of a checkpoint, in which the first residual of a name is changed."""
+    reader = tf.train.load_checkpoint(path)
+    at = f"compressor/slots/0/{name}/.ATTRIBUTES/VARIABLE_VALUE"
+    names = sorted(reader.get_variable_to_shape_map())
+    tensors = [change(reader.get_tensor(n)) if n == at else reader.get_tensor(n) for n in names]
+    tf.raw_ops.SaveV2(
+        prefix=to, tensor_names=names, shape_and_slices=[""] * len(names), tensors=tensors
+    )
+    return to
+
+
+def _with_a_nan(numbers: np.ndarray) -> np.ndarray:
+    numbers[3] = np.nan
+    return numbers
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_residuals_that_cannot_be_this_ranks() -> None:
+    """All ranks raise the error of one rank's checkpoint, before the next exchange."""
+    folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None, 0)
+
+    def make(codec: Any = "onebit", exchange: str = "two_shot") -> hvdc.Compressor:
+        return hvdc.Compressor(codec, exchange=exchange, threshold=THRESHOLD)
+
+    old = make()
+    exchange_with(old, graph=True)(targets(hvd.rank(), 0))
+    path = tf.train.Checkpoint(compressor=old).write(f"{folder}/{hvd.rank()}")
+    others = hvd.allgather_object(path, name="paths of two ranks")
+    changes: list[tuple[str, Any, str]] = [
+        (
+            "residual",
+            _with_a_nan,
+            "expected 2800 finite numbers as its residual, got 2800, 1 of them Inf",
+        ),
+        (
+            "owned",
+            _with_a_nan,
+            r"expected 1\d+ finite numbers as the residual of the part .*, 1 of them",
+        ),
+        (
+            "owned",
+            lambda numbers: numbers[:-64],
+            r"expected 1\d+ .* of the part that this rank owns, got 1\d+, 0",
+        ),
+        ("residual", lambda numbers: numbers[:-1], r"expected 2800 .* got 2799, 0 of them"),
+    ]
+    for number, (name, change, words) in enumerate(changes):
+        new, resized, read = make(), make(), path
+        if hvd.rank() == 1:
+            read = _tampered(path, f"{folder}/{number}-changed", name, change)
+            with pytest.raises(
+                ValueError, match=r"load_resized: .* on rank 1: expected \d+ finite"
+            ):
+                resized.load_resized([others[0], read])
+        tf.train.Checkpoint(compressor=new).read(read)
+        message = rf"on rank 1: ValueError: gradient\.0: {words}"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            exchange_with(new, graph=True)(targets(hvd.rank(), 1))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_residuals_of_another_codec() -> None:
+    """Refused where they are in another order, or would never be sent; else the next codec sends them."""
+    with tempfile.TemporaryDirectory() as folder:
+        for codec, exchange, words in (
+            (OneBit("column"), "two_shot", r"in the order of columns.*, got .*rows.*load_resized"),
+            (
+                OneBit("row"),
+                "two_shot",
+                r"multiples of 70 el.*, got .* multiples of 1 el.*load_res",
+            ),
+            (QSGD(), "two_shot", r"expected a route with error feedback, .*QSGD.* never send it: "),
+            ("none", "allgather", r"expected a route with error feedback, .* never send it: use"),
+            (OneBit(512), "two_shot", None),
+            (
+                Int8(),
+                "allgather",
+                r"expected a route with error feedback, .*got Int8.* never send it",
+            ),
+            (ECQ(), "allgather", None),
+        ):
+            old = hvdc.OneBit(threshold=THRESHOLD, exchange=exchange)
+            exchange_with(old, graph=True)(targets(hvd.rank(), 0))
+            path = tf.train.Checkpoint(compressor=old).write(f"{folder}/{hvd.rank()}")
+            new = hvdc.Compressor(codec, threshold=THRESHOLD, exchange=exchange)
+            tf.train.Checkpoint(compressor=new).read(path)
+            exchange_on = exchange_with(new, graph=True)
+            if words:
+                with pytest.raises(Exception, match=words):
+                    exchange_on(targets(hvd.rank(), 1))
+            else:
+                exchange_on(targets(hvd.rank(), 1))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_residuals_that_a_script_discards() -> None:
+    """After ``reset()``, the residuals of the steps before have no part in averages; the noise goes on."""
+    for codec, exchange in ((OneBit(), "two_shot"), (ECQ(), "allgather"), (ECQ(), "integer_sum")):
+        options = {
+            "exchange": exchange,
+            "threshold": THRESHOLD,
+            "feedback": ErrorFeedback(0.4, 0.9),
+        }
+        exploded, calm = (hvdc.Compressor(codec, name=n, **options) for n in ("exploded", "calm"))
+        exchange_exploded, exchange_calm = (exchange_with(c, graph=True) for c in (exploded, calm))
+        huge = [1e7 * gradient for gradient in targets(hvd.rank(), 0)]
+        exchange_exploded(huge)
+        exchange_calm([0 * gradient for gradient in huge])  # Leaves zeros, in the same step.
+        counted = exploded.counters.message_bytes
+        assert exploded.residual_norm() > 1e7
+        exploded.reset()
+        assert exploded.residual_norm() == 0 and exploded.counters.message_bytes == counted
+        calm.reset()
+        for step in range(1, 3):
+            gradients = targets(hvd.rank(), step)
+            assert_same(exchange_exploded(gradients), exchange_calm(gradients))
+        assert [int(slot.exchanges) for slot in exploded.slots] == [3, 0, 3, 3]
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_residuals_of_gradients_that_come_after_the_reset() -> None:
+    """A checkpoint was read before the first step, in which gradients meet their residuals."""
+    old, new = (hvdc.OneBit(threshold=THRESHOLD) for _ in range(2))
+    exchange_with(old, graph=True)(targets(hvd.rank(), 0))
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(compressor=old).write(f"{folder}/{hvd.rank()}")
+        tf.train.Checkpoint(compressor=new).read(path)
+        new.reset()
+        old.reset()
+        results = [exchange_with(c, graph=True)(targets(hvd.rank(), 1)) for c in (new, old)]
+        assert_same(*results)
+        tf.train.Checkpoint(compressor=new).read(path)  # They are back.
+        assert new.residual_norm() > 0
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_wrong_calls_of_reset() -> None:
+    compressor = hvdc.OneBit(threshold=THRESHOLD)
+    exchange = exchange_with(compressor, graph=True)
+    exchange(targets(hvd.rank(), 0))
+    with pytest.raises(
+        Exception, match=r"reset: expected a call between two steps, got one within"
+    ):
+        tf.function(compressor.reset)()
+    if hvd.rank() == 1:
+        compressor.reset()
+    with pytest.raises(tf.errors.OpError, match="calls of reset: 0 on rank 0, 1 on rank 1"):
+        exchange(targets(hvd.rank(), 1))
 
 
 @on_ranks(2, launcher="tensorflow")

@@ -70,7 +70,7 @@ absl::Status Ledger::DropStep() {
   if (replaced_) {
     return tensorflow::errors::FailedPrecondition(
         "drop_step: expected residuals as the last exchange left them, got others, restored from a "
-        "checkpoint or by load_resized(): call drop_step() before that");
+        "checkpoint, or by load_resized() or reset(): call drop_step() before that");
   }
   TakeBack();
   return absl::OkStatus();
