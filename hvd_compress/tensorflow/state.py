@@ -84,9 +84,9 @@ class StateOwner(tf.train.experimental.PythonState):
             want, got = map(_form_of, (order, saved))
             if want != got:
                 raise ValueError(
-                    f"restore: expected residuals of {name} in {want}, got {got}: use the codec and the "
-                    f"residual_dtype of the job that wrote the checkpoint, or pass the checkpoints of all "
-                    f"ranks to load_resized(), which converts residuals"
+                    f"restore: expected residuals of {name} in {want}, got {got}: restore before the first "
+                    f"step, with the codec and the residual_dtype of the job that wrote the checkpoint, or "
+                    f"pass the checkpoints of all ranks to load_resized(), which converts residuals"
                 )
 
 

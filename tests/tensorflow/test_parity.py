@@ -67,16 +67,16 @@ class _Steps:
         self._ledger = self._ops.hvdc_ledger()
         self._coder = Coder(self._ops, self._ledger, SEED, 0, 2)
         self.exchange = exchange(ranks, self._coder)  # type: ignore[arg-type]
-        self.bucket = Bucket(0, self.exchange, tf.Graph())
+        self.bucket = Bucket(0, self.exchange)
         self.bucket.add(slot)
         self._ops.hvdc_expect(self._ledger, 0, 1, [1], tf.constant([0.2], tf.float64))
 
     def encode(self, gradient: tf.Tensor) -> Any:
         """Begins a step, and encodes its gradient."""
-        begun, _ = self._ops.hvdc_begin(self._ledger, graph=0)
+        begun, _ = self._ops.hvdc_begin(self._ledger, graph=0, first=True)
         cut = self.exchange.cut(self.bucket.slots[0])
-        state = [variable.handle for variable in self.bucket.slots[0].state]
-        token = self._coder.submit(self.bucket, 0, gradient, begun, cut, state)
+        handles = self.bucket.slots[0].handles
+        token = self._coder.submit(self.bucket, 0, gradient, begun, cut, handles)
         message = self.exchange.encode(self.bucket, token, tf.constant(True))
         self.bucket.encoded = message.encoded
         return message
