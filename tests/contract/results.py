@@ -37,7 +37,9 @@ def the_default_exchange(frontend: Frontend, exchange: str) -> None:
 
 def payloads_of_any_length(frontend: Frontend, exchange: str) -> None:
     """One rank's payloads become long from one step to the next; plain codes would take more bytes."""
-    jobs = [Beside(frontend, exchange, (ECQ(bucket=4096, coding=c), WEAK)) for c in ("plain", "entropy")]
+    jobs = [
+        Beside(frontend, exchange, (ECQ(bucket=4096, coding=c), WEAK)) for c in ("plain", "entropy")
+    ]
 
     def thin_out(everybodys: list[dict[str, np.ndarray]]) -> None:
         for rank, one in enumerate(everybodys):

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import hvd_compress.distributed as hvdc
 from hvd_compress import NoCompression, OneBit, PowerSGD
-from hvd_compress.diloco import DiLoCo, ShardedState
+from hvd_compress.diloco import ShardedState
 from hvd_compress.diloco.common import as_placed
 from hvd_compress.engine.state import unsent
 from tests.diloco.nesterov import DiLoCo
