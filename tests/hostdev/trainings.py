@@ -148,8 +148,7 @@ def onebit_adam(device: torch.device) -> Made:
 def double_buffering(device: torch.device) -> Made:
     model = _model(device)
     compressor = of_all_reduce.Compressor(OneBit(), threshold=0)
-    named = dict(model.named_parameters())
-    return model, DoubleBuffering(named, _descent(model), compressor, enabled=True).step
+    return model, DoubleBuffering(model, _descent(model), compressor, enabled=True).step
 
 
 def diloco(device: torch.device, **options: Any) -> Made:
