@@ -31,7 +31,7 @@ from benchmarks.papers.registry import EXPERIMENTS
 from benchmarks.tables import Table
 
 _ADAMW = (
-    *("none", "int8", "ecq:bucket=4096,alpha=0.01", "qsgd:bucket=4096", "onebit"),
+    *("none", "int8", "ecq:bucket=4096,alpha=0.01", "qsgd:bucket=512", "onebit"),
     *("onebit:warmup_steps=100", "onebit:warmup_steps=200"),
 )
 _ONCE = (
@@ -49,6 +49,10 @@ _RESIDUALS = (
     *("ecq:bucket=4096,alpha=0.01", "ecq:residual_dtype=bfloat16,bucket=4096,alpha=0.01"),
     *("onebit:warmup_steps=100", "onebit:warmup_steps=100,residual_dtype=bfloat16"),
 )
+
+_ALONE = ("accuracy-diloco", "local")
+_MOMENTUM = "outer_lr=0.7,outer_momentum=0.9"
+_EVERY_TEN = "none:sync_every=10,outer_lr=1.0,outer_momentum=0.0"
 
 
 def _allreduce(name: str = "lab-allreduce") -> drawing.Cells:
@@ -81,6 +85,8 @@ TABLES: dict[str, Callable[[], Table]] = {
     "accuracy": partial(accuracy.differences, "accuracy"),
     "accuracy-tensorflow": partial(accuracy.differences, "accuracy-tensorflow"),
     "accuracy-exchanges": partial(accuracy.differences, "accuracy-exchanges"),
+    "accuracy-four-ranks": partial(accuracy.differences, "accuracy-four-ranks"),
+    "accuracy-text-four-ranks": partial(accuracy.differences, "accuracy-text-four-ranks"),
     "accuracy-hierarchical": partial(accuracy.differences, "accuracy-hierarchical"),
     "accuracy-text": partial(accuracy.differences, ("accuracy-text", _ONCE)),
     "accuracy-residuals": partial(accuracy.differences, ("accuracy-text", _RESIDUALS)),
@@ -102,9 +108,38 @@ TABLES: dict[str, Callable[[], Table]] = {
     ),
     "accuracy-fsdp": partial(accuracy.differences, "accuracy-fsdp"),
     "accuracy-fsdp-gathers": partial(accuracy.differences, "accuracy-fsdp-gathers"),
-    "accuracy-diloco": partial(accuracy.differences, "accuracy-diloco"),
-    "accuracy-diloco-sparse": partial(accuracy.differences, "accuracy-diloco-sparse"),
-    "accuracy-diloco-onebit": partial(accuracy.differences, "accuracy-diloco-onebit"),
+    "accuracy-diloco": partial(
+        accuracy.differences,
+        "accuracy-diloco",
+        ("accuracy-diloco-sparse", (_EVERY_TEN, "stock")),
+        baseline=_ALONE,
+    ),
+    "accuracy-diloco-momentum": partial(
+        accuracy.differences,
+        "accuracy-diloco-momentum",
+        ("accuracy-diloco-sparse", (f"none:sync_every=10,{_MOMENTUM}",)),
+        (_ALONE[0], (_ALONE[1],)),
+        baseline=_ALONE,
+    ),
+    "accuracy-diloco-sparse": partial(
+        accuracy.differences,
+        (
+            "accuracy-diloco-sparse",
+            (
+                *("stock", _EVERY_TEN),
+                "topk:sync_every=10,alpha=0.95,beta=0.95,outer_lr=1.0,outer_momentum=0.0",
+                f"topk:sync_every=10,{_MOMENTUM}",
+            ),
+        ),
+        (_ALONE[0], (_ALONE[1],)),
+        baseline=_ALONE,
+    ),
+    "accuracy-diloco-onebit": partial(
+        accuracy.differences,
+        "accuracy-diloco-onebit",
+        (_ALONE[0], (_ALONE[1],)),
+        baseline=_ALONE,
+    ),
     "accuracy-ecq": partial(
         accuracy.differences,
         (
