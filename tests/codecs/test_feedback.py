@@ -50,8 +50,8 @@ def test_a_growth_of_exactly_1_is_refused() -> None:
     codec = ECQ(16, "l2", 2304)
     assert codec.variance_factor(D) == 3
     with pytest.raises(ValueError, match=r"expected alpha < 0\.5 .*, got alpha = 0\.5"):
-        ErrorFeedback(0.5, 1.0).check(codec, (D,))
-    ErrorFeedback(0.5 - 1e-9, 1.0).check(codec, (D,))
+        codec.check_feedback(ErrorFeedback(0.5, 1.0), (D,))
+    codec.check_feedback(ErrorFeedback(0.5 - 1e-9, 1.0), (D,))
 
 
 @pytest.mark.parametrize("codec", CONTRACTIVE, ids=str)

@@ -68,7 +68,7 @@ def test_three_ranks_with_several_calls_in_a_step_agree_on_every_plan() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_a_plan_is_saved() -> None:
     for calls in (("a b c small",), SEVERAL):
-        process_groups.a_plan_is_saved(_Job(*calls), _Job(*calls))
+        process_groups.a_plan_is_saved(_Job(*calls, codecs=EXACT), _Job(*calls, codecs=EXACT))
 
 
 @on_ranks(2, launcher="torchrun")

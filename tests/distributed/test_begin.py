@@ -22,7 +22,7 @@ def _adam(model: torch.nn.Module, **wrong: Any) -> OneBitAdam:
 
 
 def _later_group(model: torch.nn.Module, **wrong: Any) -> None:
-    optimizer = _adam(torch.nn.Linear(3, 2))
+    optimizer = _adam(torch.nn.Sequential(torch.nn.Linear(3, 2)))
     optimizer.add_param_group({"params": list(model.named_parameters()), **wrong})
 
 

@@ -23,7 +23,7 @@ CODECS: list[Codec] = [
     QSGD(),
     BF16(),
     Ternary(coding="entropy"),
-    ECQ(coding="entropy"),
+    ECQ(bucket=4096, coding="entropy"),
 ]
 SHAPES = [(DEFAULT_THRESHOLD,), (40, 70), (3000,), (64, 3, 7, 7), (1000, 4096), (9216, 4096)]
 

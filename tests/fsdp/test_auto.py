@@ -84,7 +84,7 @@ def test_the_slowest_rank_counts_whatever_its_shards_are() -> None:
 
 @on_ranks(4, launcher="torchrun")
 def test_a_plan_is_saved() -> None:
-    process_groups.a_plan_is_saved(_Job(), _Job())
+    process_groups.a_plan_is_saved(_Job(codecs=EXACT), _Job(codecs=EXACT))
 
 
 @on_ranks(4, launcher="torchrun")

@@ -213,7 +213,7 @@ def test_residuals_of_another_codec() -> None:
                 "allgather",
                 r"expected a route with error feedback, .*got Int8.* never send it",
             ),
-            (ECQ(), "allgather", None),
+            (ECQ(norm="l2"), "allgather", None),
         ):
             old = hvdc.OneBit(threshold=THRESHOLD, exchange=exchange)
             exchange_with(old, graph=True)(targets(hvd.rank(), 0))

@@ -321,7 +321,7 @@ def test_wrong_arguments_fail_at_construction() -> None:
         (
             ValueError,
             r"expected alpha < 0\.\d+",
-            lambda: hvdc.ECQ(parameters, feedback=ErrorFeedback(0.5)),
+            lambda: hvdc.ECQ(parameters, norm="l2", feedback=ErrorFeedback(0.5)),
         ),
         (ValueError, "expected one of", lambda: hvdc.Int8(parameters, kind="float")),
         (ValueError, "threshold", lambda: hvdc.OneBit(parameters, threshold=-1)),
