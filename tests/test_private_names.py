@@ -18,7 +18,8 @@ MODULES = {
 
 ELSEWHERE = {
     "diloco/common.py": {"_post_accumulate_grad_hooks"},
-    "engine/comm.py": {"_indices", "_is_profiler_enabled"},
+    "engine/pending.py": {"_is_profiler_enabled"},
+    "exchanges/comm.py": {"_indices"},
     "fsdp/compressor.py": {"_fields"},  # Of a NamedTuple.
     "torch/collectives.py": {
         "_get_process_set_ids_and_ranks"

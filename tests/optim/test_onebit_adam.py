@@ -440,7 +440,7 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(TypeError, match=r"OneBitAdam\(.*, Int8\(\), warmup_steps=1000\)"):
         OneBitAdam(named, 3)  # type: ignore[arg-type]
     for codec in (OneBit(), _compressor(warmup_steps=0)):
-        with pytest.raises(ValueError, match="learn the variance in, such as 1000, got 0"):
+        with pytest.raises(ValueError, match='in, such as 1000 or "auto", got 0'):
             OneBitAdam(named, codec)
     with pytest.raises(ValueError, match="expected those of the compressor, got 5, too"):
         OneBitAdam(named, _compressor(), warmup_steps=5)

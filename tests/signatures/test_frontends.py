@@ -118,7 +118,7 @@ def test_a_named_compressor_is_one_with_that_codec() -> None:
     for codec, fields in pairs:
         made = getattr(hvdc, codec.__name__)(model, threshold=0, **fields)
         assert made.routes()["weight"].codec == codec(**fields)
-        assert made.routes()["weight"].feedback == codec.feedback
+        assert made.routes()["weight"].feedback == codec(**fields).feedback
 
 
 @on_ranks(1)
