@@ -23,6 +23,9 @@ from tests.tensorflow.probes import SHAPES, THRESHOLD, exchange_with, targets
 EXACT = ("onebit", Route(Int8("linear"), ErrorFeedback()))
 """Codecs with full error feedback: what they do not send now they send later."""
 
+CODECS = ("fp16", "int8", "onebit")
+"""The default codecs, and one with residuals."""
+
 
 def variables() -> list[tf.Variable]:
     """The sources whose gradients :func:`exchange_with` sends."""
@@ -31,7 +34,7 @@ def variables() -> list[tf.Variable]:
 
 def start(**options: Any) -> hvdc.Auto:
     """A compressor for :data:`SHAPES`."""
-    return hvdc.Auto(variables(), **{"threshold": THRESHOLD, **options})
+    return hvdc.Auto(variables(), **{"threshold": THRESHOLD, "codecs": CODECS, **options})
 
 
 @contextmanager
