@@ -30,7 +30,14 @@ CASES = EXPERIMENT.cases
 METHODS = sorted({case.method for one in EXPERIMENTS.values() for case in one.cases(False)})
 LENET = [tuple(one.shape) for one in build("lenet", (28, 28, 1), 10).parameters()]
 KINDS = (
-    *("none", "int8", "ecq:levels=1,norm=l2,coding=entropy", "topk", "ef21-sgdm+topk", "signum"),
+    *(
+        "none",
+        "int8",
+        "ecq:levels=1,norm=l2,coding=entropy,bucket=4096",
+        "topk",
+        "ef21-sgdm+topk",
+        "signum",
+    ),
     "powersgd:rank=1",
 )
 

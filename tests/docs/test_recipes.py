@@ -43,7 +43,7 @@ def recipes() -> dict[str, str]:
 
 
 class Net(nn.Module):
-    """A model with the layers that recipes name."""
+    """Two layers, with the names that recipes use."""
 
     def __init__(self) -> None:
         super().__init__()

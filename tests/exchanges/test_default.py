@@ -44,6 +44,13 @@ def test_it_sends_the_fewest_bytes(codec: Codec) -> None:
             assert sent[0] <= sent[1], (shape, ranks, chosen)
 
 
+def test_lengths_that_vary_are_rounded_up() -> None:
+    """So that of two ranks, an allgather may send a few bytes more than two shots."""
+    codec, shape = ECQ(coding="entropy"), (64, 3, 7, 7)
+    gathered, shared = (_sent(one, codec, shape, 2) for one in ("allgather", "two_shot"))
+    assert shared < gathered < 1.02 * shared
+
+
 def test_int8_sends_less_than_fp16_whatever_the_number_of_ranks() -> None:
     for ranks in (2, 3, 4, 8, 32, 1000):
         fp16 = all_reduce(9216 * 4096, 2).sent(ranks)
