@@ -25,9 +25,9 @@ struct Piece {
 // Attributes: label; spec (an hvdc_spec without rows and columns); inner (the same of the codec
 // within a host, or empty); seed (of the noise);
 // threads; alpha, beta (of error feedback); begins, lengths (the pieces for each owner of gradient
-// 0; none for the whole gradient as one piece); streams (the rank in each piece's noise key); own, own_stream
-// (the piece that this rank owns, and the rank in the noise key of its average); bits, norms (of an
-// integer sum: of a lane, and how many norms there are).
+// 0; none for the whole gradient as one piece); streams (the rank in each piece's noise key); own,
+// own_stream (the piece that this rank owns, and the rank in the noise key of its average); bits,
+// norms (of an integer sum: of a lane, and how many norms there are).
 class Coder {
  public:
   explicit Coder(tensorflow::OpKernelConstruction* context);
@@ -58,8 +58,9 @@ class Coder {
   // number, step: the gradient's, in the noise.
   absl::Status Encode(tensorflow::OpKernelContext* context, Kernels* kernels,
                       const std::vector<Piece>& pieces, const std::vector<int64_t>& streams,
-                      int64_t number, int64_t step, const tensorflow::Tensor& numbers, tensorflow::Tensor* message,
-                      tensorflow::Var* residual, tensorflow::Tensor* before) const;
+                      int64_t number, int64_t step, const tensorflow::Tensor& numbers,
+                      tensorflow::Tensor* message, tensorflow::Var* residual,
+                      tensorflow::Tensor* before) const;
 
   // Integer sums, on the CPU. The numbers of norms and of words of levels of a gradient.
   int64_t norms() const { return norms_; }

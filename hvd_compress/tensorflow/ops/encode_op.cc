@@ -178,9 +178,9 @@ class EncodeOp : public AsyncOpKernel {
       Tensor before;
       absl::Status status = coder.CheckTraced(member.gradient);
       if (status.ok()) {
-        status = coder.Encode(context, kernels.get(), member.*pieces, coder.streams(),
-                              member.number, member.step, member.gradient, *message,
-                              member.residual.get(), &before);
+        status =
+            coder.Encode(context, kernels.get(), member.*pieces, coder.streams(), member.number,
+                         member.step, member.gradient, *message, member.residual.get(), &before);
       }
       if (!status.ok()) {
         ledger->Fail(std::string(status.message()));

@@ -98,8 +98,8 @@ class Ledger : public tensorflow::ResourceBase {
   // Notes what has been traced of a graph so far.
   void Expect(int64_t graph, Traced traced);
 
-  // Starts an exchange of a graph. first: whether a step begins with it; otherwise it belongs to the
-  // step before, which is dropped as a whole.
+  // Starts an exchange of a graph. first: whether a step begins with it; otherwise it belongs to
+  // the step before, which is dropped as a whole.
   Standing Begin(int64_t graph, bool first);
 
   // One of the step's buckets; null where there is none of that number.
