@@ -242,13 +242,18 @@ class Codec:
                 del config[field.name]
         return config
 
-    def check_feedback(self, feedback: ErrorFeedback, shape: Shape) -> None:
+    def check_feedback(self, feedback: ErrorFeedback, shape: Shape | None = None) -> None:
         """Raises ``ValueError`` if a residual could grow without bound, or cannot have the dtype.
 
         An unbiased codec with variance factor gamma needs
         ``alpha^2 gamma + (beta - alpha)^2 < 1`` (ECQ-SGD, lemma 2; for beta = 1 this is
         alpha < 2 / (gamma + 1)). A contractive codec needs ``alpha <= beta``. A codec with a fixed range
-        needs alpha = 0: the parts that it clips would accumulate with any other alpha.
+        needs alpha = 0: the parts that it clips would accumulate with any other alpha. A codec that writes
+        no payloads needs residuals in float32.
+
+        Args:
+            feedback: the error feedback.
+            shape: the tensor's shape; None checks what does not depend on the tensor.
         """
         if not feedback.enabled:
             return
@@ -268,6 +273,8 @@ class Codec:
                     f"ErrorFeedback: expected alpha <= beta = {feedback.beta} for {self.name}, "
                     f"got alpha = {feedback.alpha}: the residual could grow without bound"
                 )
+            return
+        if shape is None:
             return
         gamma = self.variance_factor(max(1, math.prod(shape)))
         if stability.growth(feedback.alpha, feedback.beta, gamma) >= 1:

@@ -69,6 +69,7 @@ class Route:
             object.__setattr__(self, "feedback", self.codec.feedback)
         elif not isinstance(given, ErrorFeedback):
             raise TypeError(f"Route.feedback: expected an ErrorFeedback, got {given!r}")
+        codec.check_feedback(self.feedback)
         if self.exchange:
             check_choice("Route", "exchange", self.exchange, EXCHANGE_CHOICES)
         if self.inner is not None:
@@ -115,6 +116,7 @@ class Route:
 
     def _check_inner(self, inner: Codec) -> None:
         object.__setattr__(self, "inner", inner)
+        inner.check_feedback(self.feedback)
         if self.exchange not in ("", "hierarchical"):
             raise ValueError(
                 f"Route.inner: expected exchange='hierarchical' with a codec within hosts, got "

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvd_compress import Route
 from hvd_compress.codecs import ECQ, ErrorFeedback, NoiseKey, OneBit, PowerSGD
 from hvd_compress.codecs.noise import philox, rounding, uniform
 from hvd_compress.kernels.reference import ReferenceKernels, dequantize, quantize
@@ -115,3 +116,5 @@ def test_what_cannot_be_kept_in_bfloat16() -> None:
         ErrorFeedback(residual_dtype="float16")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"expected residual_dtype='float32' for PowerSGD"):
         PowerSGD().check_feedback(ROUNDED, (40, 40))
+    with pytest.raises(ValueError, match=r"expected residual_dtype='float32' for PowerSGD"):
+        Route(PowerSGD(), ROUNDED)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
-from hvd_compress import PowerSGD
+from hvd_compress import ErrorFeedback, OneBit, PowerSGD, Route
 from hvd_compress.engine.state import unsent
 from hvd_compress.papers import ParallelGroup
 from tests.ddp.probes import assert_equal_on_all_ranks
@@ -71,3 +71,15 @@ def test_a_rank_leaves_and_another_one_joins() -> None:
 def test_what_sends_payloads_says_so() -> None:
     with pytest.raises(ValueError, match=r"ParallelGroup.codec: expected a codec that writes pay"):
         ParallelGroup(PowerSGD())
+
+
+def test_feedback_that_no_tensor_could_have_is_an_error_where_a_compressor_is_made() -> None:
+    rounded, growing = ErrorFeedback(residual_dtype="bfloat16"), ErrorFeedback(1.0, 0.5)
+    for codec, feedback, message in (
+        (PowerSGD(2), rounded, "expected residual_dtype='float32' for PowerSGD"),
+        (OneBit(), growing, "expected alpha <= beta = 0.5 for onebit"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hvdc.Compressor(codec, feedback=feedback)
+        with pytest.raises(ValueError, match=message):
+            hvdc.Compressor("int8", layers={"*": Route(codec, feedback)})
