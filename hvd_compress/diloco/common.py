@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from types import MappingProxyType
@@ -62,6 +63,7 @@ class CommonParameters:
         self.loaded: dict[str, torch.Tensor] = {}
         self._seen = False  # Whether there was a gradient.
         self._watching = [self._watch(parameter) for parameter in self.own.values()]
+        weakref.finalize(self, _remove, self._watching).atexit = False
 
     @property
     def values(self) -> Mapping[str, torch.Tensor]:
@@ -155,19 +157,26 @@ class CommonParameters:
 
     def end_watch(self) -> None:
         """Stops detecting weights that are loaded into the model."""
-        while self._watching:
-            self._watching.pop().remove()
+        _remove(self._watching)
         self.loaded.clear()
 
     def _watch(self, parameter: torch.Tensor) -> RemovableHandle:
-        handle = parameter.register_post_accumulate_grad_hook(self._note_loaded)
+        # The hook lives as long as the model: it must not hold the copies.
+        note = weakref.WeakMethod(self._note_loaded)
+
+        def noted(_: torch.Tensor) -> None:
+            called = note()
+            if called is not None:
+                called()
+
+        handle = parameter.register_post_accumulate_grad_hook(noted)
         # Before the hooks that are there: one of them may be an optimizer's step.
         hooks = parameter._post_accumulate_grad_hooks
         for key in [key for key in hooks if key != handle.id]:
             hooks[key] = hooks.pop(key)
         return handle
 
-    def _note_loaded(self, _: torch.Tensor) -> None:
+    def _note_loaded(self) -> None:
         """Called with the model's gradients; looks at the first one, before any optimizer step."""
         # FSDP2 calls hooks in a loop over them, which must not lose any in it.
         if self._seen:
@@ -264,6 +273,11 @@ def as_placed(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return DTensor.from_local(
         part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
     )
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    while handles:
+        handles.pop().remove()
 
 
 def _digest(values: torch.Tensor) -> str:

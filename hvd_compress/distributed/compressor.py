@@ -115,7 +115,7 @@ class Compressor(RebindingCompressor):
         process_group: dist.ProcessGroup | None = None,
         **options: Unpack[Options],
     ) -> None:
-        self._keys = Keys(self._route_of)
+        self._keys = Keys()
         super().__init__(self._keys.slots.values(), codec, process_group=process_group, **options)
         self._routers: list[tuple[str, Router]] = []  # Those of set_codec, the last one first.
         self._asked: Router | None = None  # Of tensors of which others may still be to come.
@@ -262,7 +262,7 @@ class Compressor(RebindingCompressor):
         """
         self._expect_idle("load_state_dict")
         self._bind()
-        with self._keys.of_states("load_state_dict", [state]):
+        with self._keys.of_states("load_state_dict", [state], self._route_of):
             super().load_state_dict(state)
         if not self._keys.slots:
             self._routed.clear()
@@ -272,7 +272,7 @@ class Compressor(RebindingCompressor):
         self._expect_idle("load_resized")
         states = list(states)
         self._bind()
-        with self._keys.of_states("load_resized", states):
+        with self._keys.of_states("load_resized", states, self._route_of):
             super().load_resized(states)
 
     def share_norms(self, *, early: bool = False) -> None:

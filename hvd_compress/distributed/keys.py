@@ -19,32 +19,31 @@ from hvd_compress.ranks.errors import ExchangeError
 Kind = dict[str, Any]
 """The dtype and shape of a key's tensors, JSON-serializable."""
 
+RouteOf = Callable[[Slot, str], Route]
+"""A function that returns the route of a new record for a dtype."""
+
 
 class Keys:
     """A record for each key, in the order of the keys' first calls.
-
-    Args:
-        route: a function that returns the route of a new record for a dtype.
 
     Attributes:
         slots: the records by key.
     """
 
-    def __init__(self, route: Callable[[Slot, str], Route]) -> None:
+    def __init__(self) -> None:
         self.slots: dict[str, Slot] = {}
-        self._route = route
 
     @property
     def kinds(self) -> dict[str, Kind]:
         """The dtype and shape of each key's tensors."""
         return {key: kind_of(slot.parameter) for key, slot in self.slots.items()}
 
-    def add(self, key: str, kind: Kind) -> Slot:
+    def add(self, key: str, kind: Kind, route: RouteOf) -> Slot:
         """Adds a record for a key that no call has used yet."""
         one = torch.empty((), dtype=getattr(torch, kind["dtype"]), device="cpu")
         like = one.expand(kind["shape"])
         slot = self.slots[key] = Slot(key, len(self.slots), like)
-        slot.route = self._route(slot, kind["dtype"])
+        slot.route = route(slot, kind["dtype"])
         return slot
 
     def of(
@@ -96,7 +95,9 @@ class Keys:
             raise
 
     @contextlib.contextmanager
-    def of_states(self, who: str, states: Sequence[dict[str, Any]]) -> Iterator[None]:
+    def of_states(
+        self, who: str, states: Sequence[dict[str, Any]], route: RouteOf
+    ) -> Iterator[None]:
         """Adds records for the keys of states; removes them again if loading the states fails.
 
         Raises:
@@ -124,7 +125,7 @@ class Keys:
                 self.slots.clear()
             for key, kind in kinds[0].items():
                 if key not in before:
-                    self.add(key, kind)
+                    self.add(key, kind, route)
             yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +14,10 @@ import torch.distributed as dist
 
 from hvd_compress.distributed.keys import Keys, kind_of
 from hvd_compress.engine.residuals import Owned
+from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import begin_with, own_part, restore, snapshot, unsent
 from hvd_compress.engine.state_checks import check
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.agreement import forget_line
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
@@ -237,7 +240,7 @@ class RebindingCompressor(ProcessGroupCompressor):
         self._routed.clear()
         self._members = [one.member for one in told]
         for key, (kind, step, exchanges) in meeting.positions.items():
-            slot = self._keys.slots.get(key) or self._keys.add(key, kind)
+            slot = self._keys.slots.get(key) or self._keys.add(key, kind, self._route_of)
             residual = before.get(key)
             if residual is not None:
                 residual *= ranks.size / old
@@ -249,6 +252,10 @@ class RebindingCompressor(ProcessGroupCompressor):
             slot.route = slot.route.among(self._size)
             slot.step, slot.exchanges, slot.pending = step, exchanges, False
 
+    @abstractmethod
+    def _route_of(self, slot: Slot, dtype: str) -> Route:
+        """The route of a new record for a dtype."""
+
     def load_for_rebind(self, state: dict[str, Any]) -> None:
         """Loads the state of a rank of any group; :meth:`rebind` then carries it over to the next group.
 
@@ -257,7 +264,7 @@ class RebindingCompressor(ProcessGroupCompressor):
             ExchangeError: tensors are being exchanged.
         """
         self._expect_idle("load_state_dict")
-        with self._keys.of_states("load_state_dict", [state]):
+        with self._keys.of_states("load_state_dict", [state], self._route_of):
             # rebind() refuses what an owner step's state belongs to, whatever the parts are.
             rank, size = state.get("rank"), state.get("size")
             if type(rank) is not int or type(size) is not int or not 0 <= rank < size:

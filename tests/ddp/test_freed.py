@@ -37,6 +37,11 @@ def test_a_dropped_compressor_of_an_all_reduce() -> None:
 
     assert_freed(make)
 
+    def make_alone() -> list[object]:
+        return make()[:1]
+
+    assert_freed(make_alone, at_once=True)
+
 
 @on_ranks(3, launcher="torchrun")
 def test_groups_of_some_ranks_are_named_alike_after_others_were_freed() -> None:
