@@ -204,6 +204,28 @@ def test_a_round_with_an_infinity_is_dropped_everywhere() -> None:
         assert_same_bits(diloco.common_parameters, beside.common_parameters)
 
 
+@on_ranks(2, launcher="torchrun")
+def test_a_round_that_is_dropped_later_leaves_the_common_parameters() -> None:
+    """Nothing of a rank's own is mixed in, which may be an Inf or a NaN."""
+    for bad in (torch.inf, torch.nan):
+        for delay, mixing in ((0, 0.5), (1, 0.0), (1, 0.5), (1, 1.0)):
+            model = Probe(SHAPES)
+            diloco = DiLoCo(model, _compressor(), sync_every=2, delay=delay, mixing=mixing)
+            _train(diloco, model, range(5 - (1 - delay)))
+            common = {name: one.clone() for name, one in diloco.common_parameters.items()}
+            if dist.get_rank() == 1:
+                with torch.no_grad():
+                    model.second[17] = bad  # type: ignore[index, operator]
+            _train(diloco, model, range(5, 7))
+            assert (diloco.rounds, diloco.dropped_rounds) == (2, 1)
+            assert_same_bits(dict(model.named_parameters()), common)
+            assert_same_bits(diloco.common_parameters, common)
+            _train(diloco, model, range(7, 9))
+            assert (diloco.rounds, diloco.dropped_rounds) == (3, 1)
+            assert all(parameter.isfinite().all() for parameter in model.parameters())
+            _assert_same_everywhere(diloco.common_parameters)
+
+
 @on_ranks(3, launcher="torchrun")
 def test_two_ranks_go_on_where_three_were() -> None:
     model = Probe(SHAPES)

@@ -166,6 +166,26 @@ def test_an_infinity_in_one_shard_drops_the_round_of_all() -> None:
 
 
 @on_ranks(4, launcher="torchrun")
+def test_a_round_that_is_dropped_later_leaves_the_common_parameters_of_all_shards() -> None:
+    mesh = mesh_of(2)
+    worker, number = mesh.get_local_rank("replicate"), mesh.get_local_rank("shard")
+    for delay, bad in ((0, torch.nan), (1, torch.inf)):
+        net = shard(Net(SHAPES), mesh)
+        options: dict[str, Any] = {"sync_every": 2, "delay": delay, "mixing": 0.5, "mesh": mesh}
+        diloco = DiLoCo(net, hvdc.Compressor(OneBit(), threshold=0), **options)
+        train(diloco, net, worker, range(4 + delay))
+        common = {n: one.clone() for n, one in parts(diloco.common_parameters).items()}
+        learn(net, worker, 5)
+        if (worker, number) == (1, 0):
+            next(iter(parts(net).values()))[3] = bad
+        diloco.step()
+        train(diloco, net, worker, range(6, 7))
+        assert (diloco.rounds, diloco.dropped_rounds) == (2, 1)
+        assert_same_bits(parts(net), common)
+        assert_same_bits(parts(diloco.common_parameters), common)
+
+
+@on_ranks(4, launcher="torchrun")
 def test_a_shard_that_nothing_changed_moves_on_with_the_rest_of_its_parameter() -> None:
     """As a whole parameter would, by the outer optimizer's momentum."""
     mesh = mesh_of(2)
