@@ -72,7 +72,10 @@ def test_ranks_train_with_several_codecs(several, framework):
     assert 4 < ternary.compression_ratio < 5, "a sixth of the parameters, fc2, goes as it is"
     assert onebit.residual_norm > 0 == none.residual_norm
     assert onebit.encode_seconds_per_step > 0 and onebit.decode_seconds_per_step > 0
-    assert local.parameters_identical is None and local.message_bytes_per_step == 0
+    # DiLoCo's ranks average once, at the end.
+    once = 4 * 61_706 / STEPS if framework == "diloco" else 0
+    assert local.parameters_identical is None
+    assert local.message_bytes_per_step == pytest.approx(once)
     assert local.curve[0].loss == pytest.approx(none.curve[0].loss, rel=0.05)
     assert local.curve[-1].loss != none.curve[-1].loss
 
