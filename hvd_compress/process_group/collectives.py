@@ -127,6 +127,7 @@ class Collectives:
             report.cancel()
         made = self._of(group)
         release_with(made, group)
+        made.gather_numbers(0)  # A rank that freed the group now would end the connecting of another.
         return made
 
     def when_over(self, work: dist.Work, over: Over) -> None:

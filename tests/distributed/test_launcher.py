@@ -17,6 +17,7 @@ from hvd_compress.process_group.agreement import compare_in_turn, make_line
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.launcher import Line
+from hvd_compress.process_group.private import job_store
 from hvd_compress.ranks.errors import ExchangeError
 from tests.ranks import on_ranks
 
@@ -124,6 +125,22 @@ def test_a_rank_that_is_late_to_a_new_group() -> None:
     ):
         ranks.among([0, 1])
     assert dist.get_rank() == 1 or lines
+
+
+@on_ranks(2, launcher="torchrun")
+def test_a_new_group_is_complete_on_all_ranks() -> None:
+    """Otherwise a rank could free it while another one is still connecting."""
+    key, rank, make = "test_launcher/connected", dist.get_rank(), collectives.make_group
+
+    def late(*arguments: Any) -> dist.ProcessGroup:
+        group = make(*arguments)
+        time.sleep(1)
+        job_store().set(key, "")
+        return group
+
+    with mock.patch.object(collectives, "make_group", make if rank == 1 else late):
+        Collectives(None).among([0, 1])
+    assert job_store().check([key])
 
 
 @on_ranks(2, launcher="torchrun")
