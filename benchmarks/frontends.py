@@ -82,9 +82,8 @@ class GraphSide:
         self._run(self._gradients)
 
     def _trace(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-        begun, _ = self._ops.hvdc_begin(self._ledger, graph=1)
-        exchange: Any = None  # Nothing is sent.
-        bucket = Bucket(0, exchange, tf.compat.v1.get_default_graph())
+        begun, _ = self._ops.hvdc_begin(self._ledger, graph=1, first=True)
+        bucket = Bucket(0, "allgather")  # Nothing is sent.
         tokens = [
             self._coder.submit(
                 bucket,
@@ -92,7 +91,7 @@ class GraphSide:
                 gradient,
                 begun,
                 Cut(None, [0]),
-                [variable.handle for variable in slot.state],
+                slot.handles,
             )
             for slot, gradient in zip(self._slots, gradients, strict=True)
         ]

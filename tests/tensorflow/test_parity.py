@@ -67,7 +67,7 @@ class _Steps:
         self._ledger = self._ops.hvdc_ledger()
         self._coder = Coder(self._ops, self._ledger, SEED, 0, 2)
         self.exchange = exchange(ranks, self._coder)  # type: ignore[arg-type]
-        self.bucket = Bucket(0, self.exchange)
+        self.bucket = Bucket(0, "allgather")
         self.bucket.add(slot)
         self._ops.hvdc_expect(self._ledger, 0, 1, [1], tf.constant([0.2], tf.float64))
 
