@@ -79,7 +79,7 @@ def test_one_file_holds_the_states_of_all_ranks() -> None:
     alone = dist.get_rank() == 1
     assert (sent == [{}]) == alone
     with pytest.raises(ValueError if alone else hvdc.ExchangeError, match="the first rank's state"):
-        hvdc.GatheredState(compressor).load_state_dict(sent[0])
+        hvdc.GatheredState(make()[1]).load_state_dict(sent[0])
     dist.broadcast_object_list(sent, 0)
     other_model, other = make()
     hvdc.GatheredState(other).load_state_dict(sent[0])
