@@ -53,7 +53,8 @@ def test_launches_do_not_grow_with_the_tensors(exchange: str, ranks: int) -> Non
     assert max(count for _, count in many.kernels) <= MOST
     # Zeros for a word or for flags, the flags themselves, and the averages' memory.
     averaging = ranks if exchange == "hierarchical" else 0
-    assert max(count for _, count in many.others) <= MOST + averaging
+    sample = 1  # Of one gradient in a bucket, which is compared with that of its residual.
+    assert max(count for _, count in many.others) <= MOST + averaging + sample
 
 
 @pytest.mark.parametrize("codec", ("int8", "ternary", "ecq", "fp16"))
