@@ -27,7 +27,7 @@ def warn_of_separate_jobs(size: int) -> None:
 
 @functools.cache
 def say_alone() -> None:
-    """Logs, once in a process, that a single rank has nobody to exchange gradients with."""
+    """Logs, once in a process, that a single rank exchanges no gradients."""
     _log.warning(
         "there is one rank: nothing is sent, and compression saves nothing; start several ranks with "
         "horovodrun or torchrun"

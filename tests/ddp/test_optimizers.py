@@ -1,4 +1,4 @@
-"""Steps of an optimizer reveal codecs that do not suit it, and compressors that nobody registered."""
+"""Steps of an optimizer reveal codecs that do not suit it, and compressors that were not registered."""
 
 from __future__ import annotations
 
