@@ -127,7 +127,8 @@ class Collectives:
             report.cancel()
         made = self._of(group)
         release_with(made, group)
-        made.gather_numbers(0)  # A rank that freed the group now would end the connecting of another.
+        # A rank that freed the group now would end the connecting of another.
+        made.gather_numbers(0)
         return made
 
     def when_over(self, work: dist.Work, over: Over) -> None:
