@@ -12,7 +12,9 @@ from pathlib import Path
 from benchmarks.churn.elastic_job import ElasticJob
 from tests import jobs
 
-TIMEOUT = 240
+TIMEOUT = 120
+"""The time in seconds without any output after which a job is taken to hang."""
+TRIES = 3
 STEP = re.compile(
     r"(?:step|epoch) (\d+): rank (\d+) of (\d+), process (\d+), loss ([\d.]+), bytes ([\d.]+) of"
 )
@@ -41,10 +43,12 @@ class _Job(ElasticJob):
         return [(*map(int, one[:4]), float(one[4]), float(one[5])) for one in found]
 
     def until(self, met: Callable[[], bool]) -> None:
-        limit = time.monotonic() + TIMEOUT
+        printed, limit = "", 0.0
         while not met():
             if self.survivor is not None and not Path(f"/proc/{self.survivor}").exists():
                 raise _SurvivorLostError(self.printed)
+            if self.printed != printed:
+                printed, limit = self.printed, time.monotonic() + TIMEOUT
             assert self.process.poll() is None and time.monotonic() < limit, self.printed
             time.sleep(0.1)
 
@@ -53,7 +57,7 @@ def kill_replace_and_add(folder: Path, script: str, *arguments: str, begun: int)
     """Kills one of two ranks, replaces it by a rank on another host, and adds a third rank.
 
     The job must continue from the last commit with compressed messages, learn, and end with the same
-    weights on all ranks. If Horovod loses both ranks, a second job is tried.
+    weights on all ranks. If Horovod loses both ranks, another job is tried.
 
     Args:
         folder: the folder for the job's files.
@@ -61,10 +65,12 @@ def kill_replace_and_add(folder: Path, script: str, *arguments: str, begun: int)
         arguments: the script's arguments.
         begun: the step or epoch at which the rank is killed.
     """
-    try:
-        _kill_replace_and_add(folder / "first", script, *arguments, begun=begun)
-    except _SurvivorLostError:
-        _kill_replace_and_add(folder / "second", script, *arguments, begun=begun)
+    for left in reversed(range(TRIES)):
+        try:
+            return _kill_replace_and_add(folder / str(left), script, *arguments, begun=begun)
+        except _SurvivorLostError:
+            if not left:
+                raise
 
 
 def _kill_replace_and_add(folder: Path, script: str, *arguments: str, begun: int) -> None:

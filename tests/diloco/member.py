@@ -8,8 +8,10 @@ when it has come to the end of a turn, and is killed there if it has to be.
 from __future__ import annotations
 
 import datetime
+import faulthandler
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -58,6 +60,7 @@ def wait_for_norms(compressor: hvdc.Compressor) -> None:
 
 def main(port: str, folder: str, name: str, share: str, *turns: str) -> None:
     """Trains through the turns."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     logging.basicConfig(filename=Path(folder, f"{name}.log"))
     store = dist.TCPStore("127.0.0.1", int(port), is_master=False)

@@ -8,7 +8,9 @@ write what they end with.
 from __future__ import annotations
 
 import datetime
+import faulthandler
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -27,9 +29,11 @@ SHARDS = 2
 
 def main(port: str, folder: str, rank: str, ranks: str) -> None:
     """Trains, and goes on without the last worker."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     own, count = int(rank), int(ranks)
     store = dist.TCPStore("127.0.0.1", int(port), is_master=False)
+    store.set(f"process of {own}", str(os.getpid()))
     timeout = datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", store=store, rank=own, world_size=count, timeout=timeout)
     mesh = mesh_of(count // SHARDS)
@@ -37,7 +41,6 @@ def main(port: str, folder: str, rank: str, ranks: str) -> None:
     diloco = DiLoCo(net, hvdc.Compressor(OneBit(), threshold=0), mesh=mesh, **FRAGMENTS)
     train(diloco, net, worker, range(5))
     if own >= count - SHARDS:
-        store.set(f"process of {own}", str(os.getpid()))
         store.set(f"{own} can be killed", "now")
         time.sleep(600)
     store.get("killed")

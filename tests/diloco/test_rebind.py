@@ -57,7 +57,16 @@ class Members:
 
     def kill(self, name: str) -> float:
         """Kills a member when it can be, and says when."""
-        self.store.get(f"{name} can be killed")
+        try:
+            self.store.get(f"{name} can be killed")
+        except dist.DistStoreError:
+            for key in (f"process of {one}" for one in self._processes):
+                if self.store.check([key]):
+                    os.kill(int(self.store.get(key)), signal.SIGUSR1)  # It prints where it waits.
+            time.sleep(1)
+            printed = sorted(self._folder.glob("*.printed"))
+            told = "\n".join(f"{path.stem}:\n{path.read_text()}" for path in printed)
+            pytest.fail(f"{name} has not come to where it is killed; printed by\n{told}")
         os.kill(int(self.store.get(f"process of {name}")), signal.SIGKILL)
         return time.time()
 
