@@ -17,7 +17,6 @@ MODULES = {
 }
 
 ELSEWHERE = {
-    "diloco/common.py": {"_post_accumulate_grad_hooks"},
     "engine/pending.py": {"_is_profiler_enabled"},
     "exchanges/comm.py": {"_indices"},
     "fsdp/compressor.py": {"_fields"},  # Of a NamedTuple.

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hvd_compress.distributed.keys import local
+from hvd_compress.engine.autograd import add_first_gradient_hook
 from hvd_compress.engine.parameters import parameters
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.values import broadcast_state, tell
@@ -169,12 +170,8 @@ class CommonParameters:
             if called is not None:
                 called()
 
-        handle = parameter.register_post_accumulate_grad_hook(noted)
-        # Before the hooks that are there: one of them may be an optimizer's step.
-        hooks = parameter._post_accumulate_grad_hooks
-        for key in [key for key in hooks if key != handle.id]:
-            hooks[key] = hooks.pop(key)
-        return handle
+        # One of the other hooks may be an optimizer's step.
+        return add_first_gradient_hook(parameter, noted)
 
     def _note_loaded(self) -> None:
         """Called with the model's gradients; looks at the first one, before any optimizer step."""
