@@ -16,6 +16,7 @@ from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.engine import owner_steps
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.first_step import FirstStep
 from hvd_compress.engine.owner_steps import OwnerStep
 from hvd_compress.engine.plan import Common
 from hvd_compress.engine.residuals import LastExchange, Owned
@@ -108,6 +109,7 @@ class CompressorBase:
         self._kernels = Executors(self._threads, chained=self._chained)
         self._grad_scaler = grad_scaler
         self._last = LastExchange()
+        self._first_step = FirstStep()
         self._router = Router(route, threshold, exclude, layers)
         names = [slot.name for slot in self._slots]
         if names:  # Tensors may come later, by names that are not known yet.
@@ -261,6 +263,15 @@ class CompressorBase:
                     norms.append((norm / holder.residual_scale).to(device))
         return torch.linalg.vector_norm(torch.stack(norms))
 
+    def metrics(self) -> dict[str, float]:
+        """This rank's numbers for TensorBoard or Weights & Biases, by name.
+
+        ``compression/bytes_per_step`` is the mean of ``counters.wire_bytes``, ``compression/ratio`` is
+        ``counters.ratio``, and ``compression/residual_norm`` is :meth:`residual_norm`, which reads all
+        residuals: call this where the script logs its loss, and not in every step.
+        """
+        return self.counters.metrics(self.residual_norm())
+
     def reset_counters(self) -> None:
         """Sets :attr:`counters` to zero."""
         self.counters = Counters()
@@ -348,6 +359,8 @@ class CompressorBase:
             kept = any(route.feedback.enabled for route in self._router.encoding)
             self._use.begin(scaled=scaler is not None or not kept)
         self._last.begin()
+        if self._group.rank == 0:
+            self._first_step.begin_step(self._slots, self.counters)
         # Once: reading the loss scale waits for a GPU.
         self._batches.common.loss_scale = 1.0 if scaler is None else float(scaler.get_scale())
         self._batches.begin_step()

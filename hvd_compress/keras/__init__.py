@@ -17,7 +17,12 @@ if keras.backend.backend() != "tensorflow":
     )
 
 import hvd_compress.tensorflow as _frontend
-from hvd_compress.keras.callbacks import BroadcastVariables, CompareWeights, MetricAverage
+from hvd_compress.keras.callbacks import (
+    BroadcastVariables,
+    CompareWeights,
+    CompressionMetrics,
+    MetricAverage,
+)
 from hvd_compress.keras.learning_rate import LearningRateSchedule, LearningRateWarmup
 from hvd_compress.keras.optimizer import DistributedOptimizer, load_model
 from hvd_compress.tensorflow import *  # noqa: F403 - OneBit, Int8 and so on, and what goes with them.
@@ -25,6 +30,7 @@ from hvd_compress.tensorflow import *  # noqa: F403 - OneBit, Int8 and so on, an
 __all__ = [
     "BroadcastVariables",
     "CompareWeights",
+    "CompressionMetrics",
     "DistributedOptimizer",
     "LearningRateSchedule",
     "LearningRateWarmup",

@@ -12,6 +12,7 @@ import numpy as np
 
 from hvd_compress.codecs.checks import check_number
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.tensorflow import Compressor
 from hvd_compress.tensorflow.collectives import broadcast_variables, tell
 
 
@@ -165,6 +166,26 @@ class MetricAverage(keras.callbacks.Callback):
             # Equal ones, as learning rates, stay as they are: a division could round them.
             mean = value if all(one == value for one in values) else np.mean(values, axis=0)
             logs[name] = np.asarray(mean) if np.ndim(mean) else float(mean)
+
+
+class CompressionMetrics(keras.callbacks.Callback):
+    """Adds a compressor's metrics to those of each epoch, for all callbacks that follow in the list.
+
+    They are those of :meth:`hvd_compress.tensorflow.Compressor.metrics`, of this rank. ``TensorBoard``,
+    ``CSVLogger`` and Weights & Biases' callbacks write them where they follow this one.
+
+    Args:
+        compressor: the compressor of ``DistributedOptimizer(compression=compressor)``.
+    """
+
+    def __init__(self, compressor: Compressor) -> None:
+        super().__init__()
+        self._compressor = compressor
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Writes the metrics to ``logs``."""
+        if logs is not None:
+            logs.update(self._compressor.metrics())
 
 
 def shared_state(optimizer: Any) -> list[Any]:

@@ -40,6 +40,8 @@ class CompressGradients(lightning.Callback):
     Args:
         codec: the encoding of gradients: a codec, a :class:`~hvd_compress.Route`, a codec's name, or
             ``"auto"`` for :class:`hvd_compress.ddp.Auto`.
+        log: whether to give :meth:`~hvd_compress.ddp.Compressor.metrics` to the trainer's loggers, every
+            ``log_every_n_steps`` steps.
         options: the options of :class:`hvd_compress.ddp.Compressor`, or of ``Auto``.
 
     Attributes:
@@ -50,12 +52,12 @@ class CompressGradients(lightning.Callback):
             devices train without ``DistributedDataParallel``.
     """
 
-    def __init__(self, codec: Codec | Route | str, **options: Any) -> None:
+    def __init__(self, codec: Codec | Route | str, *, log: bool = False, **options: Any) -> None:
         made = hvdc.Auto if codec == "auto" else hvdc.Compressor
         check_options("CompressGradients", made, options)
         if codec != "auto":
             codec = route_of(codec, "", "CompressGradients.codec")
-        self._codec, self._options = codec, options
+        self._codec, self._log, self._options = codec, log, options
         self.compressor: hvdc.Compressor | None = None
         self._model: DistributedDataParallel | None = None
         self._loaded: dict[str, Any] = {}
@@ -95,6 +97,19 @@ class CompressGradients(lightning.Callback):
         """Whether the compressor has none of the model's parameters: that of another fold, for example."""
         assert self.compressor is not None
         return {s.parameter for s in self.compressor._slots}.isdisjoint(model.parameters())
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Gives metrics to the trainer's loggers."""
+        due = trainer.global_step % trainer.log_every_n_steps == 0
+        if self._log and due and self.compressor is not None:
+            pl_module.log_dict(self.compressor.metrics(), rank_zero_only=True)
 
     def on_exception(
         self,

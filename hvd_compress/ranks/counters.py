@@ -66,6 +66,14 @@ class Counters:
             setattr(mean, name, _quotient(count, self.steps))
         return mean
 
+    def metrics(self, residual_norm: float) -> dict[str, float]:
+        """The numbers of a dashboard by name: sent bytes a step, the ratio, the residuals' norm."""
+        return {
+            "compression/bytes_per_step": self.per_step.wire_bytes,
+            "compression/ratio": self.ratio,
+            "compression/residual_norm": residual_norm,
+        }
+
     def shown(self, name: str, route: object) -> str:
         """A compressor's ``repr``: class, route, steps and ratio."""
         ratio = f"{self.ratio:.1%} of the bytes" if self.uncompressed_bytes else "nothing exchanged"

@@ -310,6 +310,15 @@ class Compressor(tf.Module, HorovodCompressor):
         norms = [tf.norm(tf.cast(one, tf.float32)) for slot in self.slots for one in slot.kept]
         return float(tf.norm(norms)) if norms else 0.0
 
+    def metrics(self) -> dict[str, float]:
+        """This rank's numbers for TensorBoard or Weights & Biases, by name.
+
+        ``compression/bytes_per_step`` is the mean of ``counters.wire_bytes``, ``compression/ratio`` is
+        ``counters.ratio``, and ``compression/residual_norm`` is :meth:`residual_norm`, which reads all
+        residuals: call this where the script logs its loss, and not in every step.
+        """
+        return self.counters.metrics(self.residual_norm())
+
     def load_resized(self, checkpoints: Sequence[str], name: str = "compressor") -> None:
         """Continues where a job with another number of ranks, or with another exchange, stopped.
 

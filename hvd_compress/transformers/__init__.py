@@ -40,6 +40,8 @@ class CompressGradients(TrainerCallback):
         trainer: the ``Trainer``, which alone knows the wrapped model.
         codec: the encoding of gradients: a codec, a :class:`~hvd_compress.Route`, a codec's name, or
             ``"auto"`` for :class:`hvd_compress.ddp.Auto`.
+        log: whether to give :meth:`~hvd_compress.ddp.Compressor.metrics` to ``Trainer.log()``, as the loss
+            is, which serves TensorBoard and Weights & Biases.
         options: the options of :class:`hvd_compress.ddp.Compressor`, or of ``Auto``.
 
     Attributes:
@@ -50,7 +52,9 @@ class CompressGradients(TrainerCallback):
             ranks train without ``DistributedDataParallel``.
     """
 
-    def __init__(self, trainer: Trainer, codec: Codec | Route | str, **options: Any) -> None:
+    def __init__(
+        self, trainer: Trainer, codec: Codec | Route | str, *, log: bool = False, **options: Any
+    ) -> None:
         if not isinstance(trainer, Trainer):
             raise TypeError(
                 f"CompressGradients.trainer: expected a Trainer, got {type(trainer).__name__}: write "
@@ -60,7 +64,7 @@ class CompressGradients(TrainerCallback):
         check_options("CompressGradients", made, options)
         if codec != "auto":
             codec = route_of(codec, "", "CompressGradients.codec")
-        self._trainer, self._codec, self._options = trainer, codec, options
+        self._trainer, self._codec, self._log, self._options = trainer, codec, log, options
         self.compressor: hvdc.Compressor | None = None
         self._wrapped: torch.nn.Module | None = None
 
@@ -75,6 +79,11 @@ class CompressGradients(TrainerCallback):
             self._wrapped = wrapped
         if state.global_step and dist.is_initialized():
             self._resume(args, state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Logs metrics in the steps whose loss the ``Trainer`` logs."""
+        if self._log and control.should_log and self.compressor is not None:
+            self._trainer.log(self.compressor.metrics())
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Writes the residuals of all ranks into the checkpoint's folder."""

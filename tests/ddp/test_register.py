@@ -55,6 +55,34 @@ def test_a_model_is_registered_once() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
+def test_the_first_encoded_step_is_logged_once() -> None:
+    told: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger("hvd_compress")
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    model = DistributedDataParallel(nn.Linear(64, 100))
+    compressor = hvdc.register(model, OneBit(), warmup_steps=1)
+    for _ in range(4):
+        model(torch.randn(2, 64)).sum().backward()
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+    assert compressor.counters.steps == 4
+    told = [one for one in told if one.startswith("first encoded step: ")]
+    if dist.get_rank():
+        assert told == []
+        return
+    (line,) = told
+    assert "1 gradient (6,400 elements) as OneBit" in line and "through allgather" in line
+    assert "1 gradient (100 elements) as NoCompression()" in line
+    payload = OneBit().payload_bytes((100, 64)) + 4 * 100
+    assert line.endswith(" in place of 26,000")
+    sent = int(line.split("; ")[1].split()[0].replace(",", ""))
+    assert sent == pytest.approx(payload, rel=0.1)
+
+
+@on_ranks(2, launcher="torchrun")
 def test_wrapped_models_get_the_hook() -> None:
     from lightning import Fabric
 

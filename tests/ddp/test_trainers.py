@@ -127,8 +127,7 @@ def _fit(
         callbacks=[compress, *more],
         enable_model_summary=False,
         enable_progress_bar=False,
-        logger=False,
-        **options,
+        **{"logger": False, **options},
     )
     trainer.fit(network, DataLoader(samples, batch_size=8), ckpt_path=checkpoint)
     return network, compress.compressor, trainer.checkpoint_callback.best_model_path
@@ -136,10 +135,26 @@ def _fit(
 
 @on_ranks(2, launcher="torchrun", alone=True)
 def test_lightning_goes_on_from_its_checkpoint_bit_for_bit() -> None:
-    options = {"strategy": "ddp", "devices": 2}
+    from lightning.pytorch.loggers import CSVLogger
+
+    from hvd_compress.lightning import CompressGradients
+
+    options: dict[str, Any] = {"strategy": "ddp", "devices": 2}
     # Each rank has a folder of its own, of which the first one's is used.
     with tempfile.TemporaryDirectory() as folder:
-        network, compressor, _ = _fit(f"{folder}/whole", 2, **options)
+        logger = CSVLogger(folder)
+        told = {"logger": logger, "log_every_n_steps": 2}
+        compress = CompressGradients(OneBit(), log=True)
+        network, compressor, _ = _fit(f"{folder}/whole", 2, compress=compress, **told, **options)
+        if dist.get_rank() == 0:
+            lines = Path(logger.log_dir, "metrics.csv").read_text().splitlines()
+            rows = [
+                dict(zip(lines[0].split(","), one.split(","), strict=True)) for one in lines[1:]
+            ]
+            assert [row["step"] for row in rows] == ["1", "3", "5", "7"]
+            assert all(0 < float(row["compression/ratio"]) < 1 / 15 for row in rows)
+            last = float(rows[-1]["compression/residual_norm"])
+            assert last == pytest.approx(compressor.residual_norm(), rel=1e-6)
         _, _, path = _fit(f"{folder}/half", 1, **options)
         paths = [path]
         dist.broadcast_object_list(paths, 0)
@@ -400,12 +415,15 @@ def test_a_file_of_residuals_that_one_rank_alone_sees() -> None:
     own = f"{folders[0]}/{rank}"  # As on hosts without a file system in common.
     arguments = TrainingArguments(
         own, use_cpu=True, max_steps=2, save_steps=1, report_to=[], disable_tqdm=True,
-        per_device_train_batch_size=2, save_on_each_node=True,
+        per_device_train_batch_size=2, save_on_each_node=True, logging_steps=1,
     )  # fmt: skip
     trainer = Trainer(Network(), arguments, train_dataset=data)
-    compress = CompressGradients(trainer, OneBit(), threshold=0)
+    compress = CompressGradients(trainer, OneBit(), threshold=0, log=True)
     trainer.add_callback(compress)
     trainer.train()
+    told = [one for one in trainer.state.log_history if "compression/ratio" in one]
+    assert [one["step"] for one in told] == [1, 2]
+    assert all(0 < one["compression/bytes_per_step"] < 4 * 64 * 100 / 15 for one in told)
     assert compress.compressor is not None and compress.compressor.residual_norm() > 0
     norms: list[float] = []
     compress.on_step_begin = lambda *_, **__: norms.append(compress.compressor.residual_norm())

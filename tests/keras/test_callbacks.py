@@ -60,6 +60,17 @@ def test_metrics_are_the_ranks_average_for_callbacks_that_follow() -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
+def test_metrics_of_the_compressor() -> None:
+    compressor = hvdc.OneBit(threshold=THRESHOLD)
+    model = compiled(hvdc.DistributedOptimizer(keras.optimizers.SGD(0.1), compressor))
+    after = _Recorder()
+    fit(model, [hvdc.BroadcastVariables(), hvdc.CompressionMetrics(compressor), after], epochs=2)
+    assert [logs["compression/residual_norm"] > 0 for logs in after.logs] == [True, True]
+    assert after.logs[-1]["compression/ratio"] == compressor.counters.ratio < 0.2
+    assert after.logs[-1]["compression/bytes_per_step"] == compressor.counters.per_step.wire_bytes
+
+
+@on_ranks(2, launcher="tensorflow")
 def test_accumulated_gradients_that_are_not_exchanged() -> None:
     """The weights of two ranks are the same until the second batch."""
     model = compiled(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))

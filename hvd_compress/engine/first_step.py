@@ -1,0 +1,49 @@
+"""The log line that says, after the first encoded step, what a compressor sends."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from hvd_compress.engine.slots import Slot
+from hvd_compress.ranks.counters import Counters
+
+_log = logging.getLogger("hvd_compress")
+
+
+class FirstStep:
+    """Logs one line, at the level INFO, about the first step in which gradients were encoded.
+
+    The line comes when the next step begins: by then, all messages of the first one have been counted.
+    """
+
+    def __init__(self) -> None:
+        self._logged = False
+        self._before = Counters()
+
+    def begin_step(self, slots: Iterable[Slot], counters: Counters) -> None:
+        """Called at the beginning of every step, with the counts of all steps before it."""
+        if self._logged:
+            return
+        if counters.encoded_elements > self._before.encoded_elements:
+            self._logged = True
+            _log.info("%s", _described(slots, self._before, counters))
+        self._before = replace(counters)
+
+
+def _described(slots: Iterable[Slot], before: Counters, after: Counters) -> str:
+    """The routes of gradients, and the bytes of the messages between two states of the counters."""
+    trained = [slot for slot in slots if not slot.frozen]
+    gradients, elements = Counter[str](), Counter[str]()
+    for slot in trained:
+        gradients[str(slot.route)] += 1
+        elements[str(slot.route)] += slot.count
+    routes = ", ".join(
+        f"{count} gradient{'s' * (count > 1)} ({elements[route]:,} elements) as {route}"
+        for route, count in gradients.most_common()
+    )
+    sent = after.message_bytes - before.message_bytes
+    uncompressed = after.uncompressed_bytes - before.uncompressed_bytes
+    return f"first encoded step: {routes}; {sent:,.0f} bytes in place of {uncompressed:,}"
