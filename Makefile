@@ -150,12 +150,12 @@ ifeq ($(TORCH),)
 test test-all: setup
 	$(IN_VENV) MPLBACKEND=Agg $(PY) -m pytest -n auto $(SELECTION) $(ARGS)
 else
-# Other folders' modules import Horovod. The record is written whether or not all tests pass.
+# The modules of other folders import Horovod. The record is written whether or not all tests pass.
 test test-all: $(NATIVE) $(TESTS)
-	status=0; $(IN_VENV) MPLBACKEND=Agg $(PY) -m pytest $(SELECTION) --junit-xml build/torch-$(TORCH).xml \
+	status=0; $(IN_VENV) MPLBACKEND=Agg $(PY) -m pytest $(SELECTION) --junit-xml build/support-$(TORCH).xml \
 	  $(ARGS) tests/contract/test_distributed.py tests/contract/test_ddp.py tests/distributed tests/ddp \
 	  tests/fsdp tests/diloco || status=$$?; \
-	  $(PY) -m benchmarks.torch_versions build/torch-$(TORCH).xml --json build/torch-$(TORCH).json; exit $$status
+	  $(PY) -m benchmarks.support build/support-$(TORCH).xml --json build/support-$(TORCH).json; exit $$status
 endif
 
 bench: $(NATIVE)

@@ -22,6 +22,7 @@ from benchmarks.pages import (
     papers,
     reading,
     step_times,
+    support,
     time_to_loss,
 )
 from benchmarks.pages.reading import RECORDS
@@ -82,6 +83,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "expected-accuracy": expectations.accuracy,
     "expected-rest": expectations.rest,
     "onebit-losses": expectations.onebit,
+    "support": support.matrix,
     "accuracy": partial(accuracy.differences, "accuracy"),
     "accuracy-tensorflow": partial(accuracy.differences, "accuracy-tensorflow"),
     "accuracy-exchanges": partial(accuracy.differences, "accuracy-exchanges"),
