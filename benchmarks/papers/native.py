@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.papers.cpu_levels import CpuLevels
-from benchmarks.papers.lanes import unpack_levels
-from hvd_compress.codecs import Codec, LevelCodec, NoiseKey
+from hvd_compress.codecs import Codec, NoiseKey
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.simulation import Arithmetic
 from hvd_compress.kernels.cpu import CpuKernels
@@ -16,9 +14,6 @@ from hvd_compress.kernels.cpu import CpuKernels
 Watch = Callable[[Codec, tuple[int, ...], NoiseKey, np.ndarray], None]
 """A function of the codec, the tensor's shape, its position in the noise, and the payload, shape=(bytes,),
 uint8."""
-
-_LANE = 16
-"""The bits of a lane that holds one rank's level."""
 
 
 class Native(Arithmetic):
@@ -32,7 +27,7 @@ class Native(Arithmetic):
 
     def __init__(self, watch: Watch | None = None) -> None:
         self._watch = watch
-        self._kernels, self._levels = CpuKernels(threads=1), CpuLevels(threads=1)
+        self._kernels = CpuKernels(threads=1)
 
     def through(
         self, codec: Codec, shape: tuple[int, ...], x: np.ndarray, noise: NoiseKey
@@ -44,25 +39,3 @@ class Native(Arithmetic):
         decoded = np.empty(x.size, np.float32)
         self._kernels.decode_sum(codec, shape, payload, decoded, step=noise.step)
         return decoded
-
-    def norms(self, codec: LevelCodec, x: np.ndarray) -> np.ndarray:
-        norms = np.empty(codec.layout(x.shape).scales, np.float32)
-        self._levels.norms(codec, x.shape, x, norms, feedback=OFF, residual=None)
-        return norms
-
-    def to_levels(
-        self, codec: LevelCodec, x: np.ndarray, norms: np.ndarray, noise: NoiseKey
-    ) -> np.ndarray:
-        words = np.empty(codec.level_words(x.shape, _LANE), np.int32)
-        self._levels.encode(
-            codec,
-            x.shape,
-            x,
-            norms,
-            words,
-            bits=_LANE,
-            feedback=OFF,
-            residual=None,
-            noise=noise,
-        )
-        return unpack_levels(codec, words, x.size, _LANE)

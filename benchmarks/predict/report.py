@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.predict.arguments import positive_bits, workers
 from benchmarks.predict.jobs import Job, Row
 from hvd_compress.codecs import CODECS
-from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, EXCHANGE_NAMES
+from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, PLANNED_NAMES
 
 SCHEMA = "hvd_compress/predict/1"
 
@@ -126,7 +126,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="CODEC",
         help=f"{', '.join(CODECS)} or an installed package's, with settings as in onebit:group=512",
     )
-    add("--exchange", nargs="+", choices=EXCHANGE_NAMES, default=["two_shot"])
+    add("--exchange", nargs="+", choices=PLANNED_NAMES, default=["two_shot"])
     add(
         "--threshold",
         type=int,

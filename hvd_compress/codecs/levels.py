@@ -96,6 +96,33 @@ class LevelCodec(base.Codec):
         block = packing.lane_words(layout.block, bits)
         return (layout.blocks - 1) * block + packing.lane_words(last, bits)
 
+    def pack_levels(self, levels: np.ndarray, bits: int) -> np.ndarray:
+        """Packs levels into lanes of ``bits`` bits, block by block.
+
+        Args:
+            levels: the levels, shape=(n,), dtype int32.
+            bits: the number of bits in a lane, 2 to 16; see :func:`packing.lane_bits`.
+
+        Returns:
+            Words that can be added, shape=(level_words((n,), bits),), dtype int32.
+        """
+        block = self.layout(levels.shape).block
+        full = levels.size - levels.size % block
+        words = packing.pack_lanes(levels[:full].reshape(-1, block), bits)
+        return np.concatenate([words.ravel(), packing.pack_lanes(levels[full:], bits)])
+
+    def unpack_levels(self, words: np.ndarray, count: int, bits: int) -> np.ndarray:
+        """The inverse of :meth:`pack_levels`, for one rank's words or a sum of ranks' words.
+
+        Returns:
+            The levels, shape=(count,), dtype int32.
+        """
+        block = self.layout((count,)).block
+        rows, size = count // block, packing.lane_words(block, bits)
+        levels = packing.unpack_lanes(words[: rows * size].reshape(rows, size), block, bits)
+        last = packing.unpack_lanes(words[rows * size :], count % block, bits)
+        return np.concatenate([levels.ravel(), last])
+
 
 def usable(norms: np.ndarray) -> np.ndarray:
     """Whether each norm is finite and large enough to have a finite reciprocal."""

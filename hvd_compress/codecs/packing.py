@@ -1,4 +1,4 @@
-"""Packing of small integers: bit planes, trits, and the size of lanes that can be added.
+"""Packing of small integers: bit planes, trits, and lanes of words that can be added.
 
 All three put neighbouring elements in neighbouring lanes, so that a vector unit or a warp packs and
 unpacks them without shuffling (``docs/format.md``, "Packed codes").
@@ -83,3 +83,40 @@ def lane_words(count: int, bits: int) -> int:
     """The number of words that ``count`` lanes of ``bits`` bits take."""
     lanes = WORD_BITS // bits
     return -(-count // lanes)
+
+
+def pack_lanes(values: np.ndarray, bits: int) -> np.ndarray:
+    """Packs integers into words that can be added as whole words.
+
+    With ``m = lane_words(n, bits)``, word ``j`` is the sum over ``k`` of ``2**(bits k)`` times value
+    ``k * m + j``; values past the end are 0. The sum of such words is the word of the values' sums, as
+    long as those are below ``2**(bits - 1)`` in magnitude; then no partial sum overflows a word. A word
+    of zeros adds nothing.
+
+    Args:
+        values: the integers, each below ``2**(bits - 1)`` in magnitude; shape=(..., n), dtype int32.
+        bits: the number of bits in a lane, 2 to 16.
+
+    Returns:
+        shape=(..., lane_words(n, bits)), dtype int32.
+    """
+    *rows, count = values.shape
+    lanes, size = WORD_BITS // bits, lane_words(count, bits)
+    padded = np.zeros((*rows, lanes * size), np.int64)
+    padded[..., :count] = values
+    weights = np.int64(1) << (bits * np.arange(lanes, dtype=np.int64))[:, None]
+    return (padded.reshape(*rows, lanes, size) * weights).sum(axis=-2).astype(np.int32)
+
+
+def unpack_lanes(words: np.ndarray, count: int, bits: int) -> np.ndarray:
+    """The inverse of :func:`pack_lanes`, for one rank's words or a sum of ranks' words.
+
+    Returns:
+        The integers, shape=(..., count), dtype int32.
+    """
+    *rows, size = words.shape
+    lanes, half = WORD_BITS // bits, 1 << (bits - 1)
+    shifts = bits * np.arange(lanes, dtype=np.int64)[:, None]
+    biased = words.astype(np.int64) + (np.int64(half) << shifts).sum()
+    values = (biased[..., None, :] >> shifts & (2 * half - 1)) - half
+    return values.astype(np.int32).reshape(*rows, lanes * size)[..., :count]

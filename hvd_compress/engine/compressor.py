@@ -387,11 +387,10 @@ class CompressorBase:
         owner_steps.check(self._owner_step, route.exchange, slot.name)
         exchange = EXCHANGES[route.exchange]
         device = slot.parameter.device
-        if not exchange.on_device and device.type != "cpu":
+        if exchange.experimental and device.type != "cpu":
             raise ValueError(
                 f"{slot.name}: expected a parameter in the memory of the CPU for "
-                f"exchange={route.exchange!r}, got one on {device}: its kernels are for CPUs; use another "
-                f"exchange"
+                f"exchange={route.exchange!r}, got one on {device}: NumPy computes it; use another exchange"
             )
         if route.codec.varies and device.type != "cpu":
             raise ValueError(

@@ -9,19 +9,18 @@ from typing import TypeVar
 
 import torch
 
-from hvd_compress.codecs import LevelCodec, NoiseKey, PowerSGD
+from hvd_compress.codecs import NoiseKey, PowerSGD
 from hvd_compress.engine.executors import Columns, Executors
 from hvd_compress.engine.owner_steps import OwnerStep
 from hvd_compress.engine.residuals import Factor, FixedColumns, Holder, LastExchange, Pair
 from hvd_compress.engine.slots import Slot
-from hvd_compress.exchanges import integer_sum, low_rank
+from hvd_compress.exchanges import low_rank
 from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.layout import USED, Member, MessageLayout, OwnedPart, Owners
 from hvd_compress.exchanges.packing import Length
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.kernels.cpu_arrays import FixedArrays
-from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
-from hvd_compress.kernels.entries import Arrays, Entry, LevelEntry
+from hvd_compress.kernels.entries import Arrays, Entry
 from hvd_compress.kernels.interface import Batch as NativeBatch
 
 Value = TypeVar("Value")
@@ -196,18 +195,6 @@ class BucketPlan:
         if name not in self._lengths:
             self._lengths[name] = Length(full)
         return self._lengths[name]
-
-    @cached_property
-    def level_table(self) -> tuple[integer_sum.LevelLayout, CpuLevelBatch]:
-        """The layout of an integer sum's messages, and the kernels for them."""
-        made = integer_sum.layout(self.members, self.group.size)
-        entries = []
-        for piece, member, slot in zip(made.pieces, self.members, self.slots, strict=True):
-            assert isinstance(member.codec, LevelCodec)
-            noise = NoiseKey(self.common.seed, self.group.rank, member.index)
-            entry = LevelEntry(member.codec, member.shape, slot.route.feedback, noise, *piece)
-            entries.append(entry)
-        return made, CpuLevelBatch(entries, self.common.kernels.threads)
 
     def first_factor(self, position: int) -> torch.Tensor:
         """The right factor of a gradient in the first step: shape=(columns, rank), float32."""

@@ -122,7 +122,8 @@ class Exchange:
             route has such a codec.
         owners: a function that returns the owners of gradients, or None if ranks do not divide gradients.
         residuals: whether ranks keep residuals of their whole gradients; a codec within hosts makes them.
-        on_device: whether the exchange has kernels for GPUs.
+        experimental: whether NumPy computes the exchange, in the memory of the CPU. Such an exchange is for
+            experiments; planners do not choose it.
         remainders: the scopes of the additional collectives, in order, in a step in which payloads of
             varying length do not fit (:mod:`hvd_compress.exchanges.packing`).
     """
@@ -134,7 +135,7 @@ class Exchange:
     check: Callable[..., None] = lambda *tensor: None
     owners: Callable[[Group], Owners | None] = lambda group: None
     residuals: bool = True
-    on_device: bool = True
+    experimental: bool = False
     remainders: tuple[Scope, ...] = ()
 
     def sends(self, gradient: Gradient) -> list[tuple[Scope, Message]]:

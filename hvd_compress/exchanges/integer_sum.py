@@ -2,7 +2,7 @@
 
 This is TernGrad's scaler sharing (section 3.1): with one scale for all ranks, the sum of their values has
 few levels, and a plain allreduce can compute it. Levels are sent in lanes of 32-bit words, which are as
-narrow as the sum over all ranks allows.
+narrow as the sum over all ranks allows. NumPy computes them: this exchange is for experiments.
 
 After the levels, a message has two more words: every rank adds 1 to the first, which counts the senders,
 and the check of its words and norms to the second. Checks are linear: their sum is the check of the sums.
@@ -10,8 +10,6 @@ and the check of its words and norms to the second. Checks are linear: their sum
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +19,6 @@ from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.packing import WORD_BITS, lane_bits
 from hvd_compress.exchanges.base import ByRank, Exchange
 from hvd_compress.exchanges.comm import Array, Comm, Exchanging, Group
-from hvd_compress.exchanges.layout import Member
 from hvd_compress.exchanges.simulation import Ranks
 from hvd_compress.exchanges.steps import Computation, Gradient, Steps, all_reduce
 
@@ -34,12 +31,8 @@ EXTRA_WORDS = 2
 MODULUS = 4194301
 """The modulus of checks: the largest prime below 2**22, so that a word holds 512 ranks' sum."""
 
-COLUMNS = 64
-"""The number of columns: word ``j`` is in column ``j`` modulo this number."""
-
-FACTORS = tuple(pow(3, column, MODULUS) for column in range(COLUMNS))
-"""The factors of the columns. A check is the sum of all words, as signed numbers of 32 bits, times the
-factors of their columns, modulo :data:`MODULUS`. It finds every change of a single word."""
+_FACTORS = np.array([pow(3, column, MODULUS) for column in range(64)])
+"""The factors of words: word ``j`` has the one whose number is ``j`` modulo 64."""
 
 
 def bits_of(codec: LevelCodec, size: int) -> int:
@@ -51,6 +44,19 @@ def most_ranks(codec: LevelCodec) -> int:
     """The largest number of ranks for which a word holds three lanes: with two, halves are as short."""
     bits = WORD_BITS // (WORD_BITS // _UNCOMPRESSED_BITS + 1)
     return (2 ** (bits - 1) - 1) // codec.top_level
+
+
+def check_of(words: np.ndarray) -> int:
+    """The sum of all words, as signed numbers, times their factors, modulo :data:`MODULUS`.
+
+    Checks are linear, and find every change of a single word.
+
+    Args:
+        words: shape=(n,), dtype int32.
+    """
+    columns = np.zeros((-(-words.size // _FACTORS.size), _FACTORS.size), np.int64)
+    columns.reshape(-1)[: words.size] = words
+    return int(columns.sum(0) % MODULUS @ _FACTORS) % MODULUS
 
 
 def steps(gradient: Gradient) -> Steps:
@@ -96,46 +102,15 @@ def reference(ranks: Ranks, name: str, gradients: ByRank, scale: float) -> np.nd
     inputs = [ranks.compensate(g, h) for g, h in zip(gradients, kept, strict=True)]
     if not inputs[0].size:
         return inputs[0]
-    norms = np.max([ranks.arithmetic.norms(codec, x) for x in inputs], axis=0)
+    norms = np.max([codec.norms(x) for x in inputs], axis=0)
     ranks.see(norms)
     total = np.zeros(inputs[0].size, np.int32)
     for rank, x in enumerate(inputs):
         noise = ranks.noise(name, rank)
-        levels = ranks.arithmetic.to_levels(codec, x, norms, noise)
+        levels = codec.to_levels(x, norms, noise)
         total += levels
         ranks.carry(gradients[rank], kept[rank], codec.from_levels(levels, norms), noise)
     return codec.from_levels(total, norms) * np.float32(scale)
-
-
-@dataclass(frozen=True)
-class LevelLayout:
-    """A bucket's two messages in an integer sum.
-
-    Attributes:
-        pieces: for each gradient, the bits of a lane, the offset of its norms in the message of norms, in
-            float32 numbers, and that of its levels in the message of levels, in words of 4 bytes.
-        norms: the number of float32 numbers in the message of norms; the last ones, one per gradient, are
-            flags.
-        words: the number of words in the message of levels; the last two count the ranks and check the sum.
-    """
-
-    pieces: tuple[tuple[int, int, int], ...]
-    norms: int
-    words: int
-
-
-def layout(members: Sequence[Member], size: int) -> LevelLayout:
-    """The layout of every gradient's norms and levels, for sums over ``size`` ranks."""
-    pieces = []
-    norm_offset = word_offset = 0
-    for member in members:
-        codec = member.codec
-        assert isinstance(codec, LevelCodec)
-        bits = bits_of(codec, size)
-        pieces.append((bits, norm_offset, word_offset))
-        norm_offset += codec.layout(member.shape).scales
-        word_offset += codec.level_words(member.shape, bits)
-    return LevelLayout(tuple(pieces), norm_offset + len(members), word_offset + EXTRA_WORDS)
 
 
 class Levels(Protocol):
@@ -165,4 +140,4 @@ def run(levels: Levels, comm: Comm) -> Exchanging:
     levels.load(norms, words)
 
 
-EXCHANGE = Exchange(("all", "all"), steps, reference, run, check, on_device=False)
+EXCHANGE = Exchange(("all", "all"), steps, reference, run, check, experimental=True)

@@ -18,7 +18,8 @@ class SharedOptions(TypedDict, total=False):
             ``"two_shot"``, ``"hierarchical"``, ``"integer_sum"`` or, for PowerSGD, ``"low_rank"``.
             ``"auto"`` is the allgather among up to two ranks, and two shots among more
             (:mod:`hvd_compress.exchanges.default`); for PowerSGD, it is ``"low_rank"``. FSDP2 has no
-            ``"hierarchical"``, and TensorFlow no ``"low_rank"``.
+            ``"hierarchical"``; TensorFlow has neither ``"integer_sum"``, which is for experiments, nor
+            ``"low_rank"``.
         threshold: the smallest number of elements that is compressed, 1024 by default. Smaller tensors
             are sent uncompressed: with Horovod, in Horovod's own fused messages; without Horovod, in one
             all-reduce per bucket.

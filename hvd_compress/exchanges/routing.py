@@ -27,6 +27,9 @@ DEFAULT_THRESHOLD = 1024
 EXCHANGE_NAMES = tuple(name for name in registry.EXCHANGES if name != PowerSGD.exchange)
 """The names of the exchanges of payloads between ranks."""
 
+PLANNED_NAMES = tuple(n for n in EXCHANGE_NAMES if not registry.EXCHANGES[n].experimental)
+"""The names of the exchanges among which planners choose."""
+
 EXCHANGE_CHOICES = (AUTO, *registry.EXCHANGES)
 """The values of the option ``exchange``; the first is the default."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.codecs.base import Shape
 from hvd_compress.exchanges.base import Exchange
 from hvd_compress.exchanges.comm import Group
@@ -28,16 +28,6 @@ class Arithmetic:
     def through(self, codec: Codec, shape: Shape, x: np.ndarray, noise: NoiseKey) -> np.ndarray:
         """Encodes and decodes ``x``, as its receivers do: shape=(n,), float32."""
         return codec.dequantize(*codec.quantize(x, shape, noise), shape)
-
-    def norms(self, codec: LevelCodec, x: np.ndarray) -> np.ndarray:
-        """The norms of ``x``'s groups; ranks use the largest norms of all ranks."""
-        return codec.norms(x)
-
-    def to_levels(
-        self, codec: LevelCodec, x: np.ndarray, norms: np.ndarray, noise: NoiseKey
-    ) -> np.ndarray:
-        """The levels of ``x``, as integers, for norms that all ranks share."""
-        return codec.to_levels(x, norms, noise)
 
 
 class Ranks:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hvd_compress.codecs import PayloadError, bfloat
 from hvd_compress.kernels.cpu_library import spec_pointer
-from hvd_compress.kernels.entries import Entry, LevelEntry
+from hvd_compress.kernels.entries import Entry
 from hvd_compress.kernels.native import (
     DTYPES,
     KernelError,
@@ -247,18 +247,14 @@ class TensorTable:
         sources: each entry's array, by number, and the entry's first element in this array.
         entries: the entries' codecs, shapes, error feedback and noise keys.
         places: each entry's offset in the message and its size, in bytes.
-        bits: the number of bits in each entry's lanes, for integer sums.
-        norms: each entry's first norm and number of norms, for integer sums.
     """
 
     def __init__(
         self,
         sizes: Sequence[int],
         sources: Sequence[tuple[int, int]],
-        entries: Sequence[Entry | LevelEntry],
+        entries: Sequence[Entry],
         places: Sequence[tuple[int, int]],
-        bits: Sequence[int] = (),
-        norms: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._table = np.zeros(len(sources), _TENSOR)
         self.pointer = self._table.ctypes.data
@@ -284,9 +280,6 @@ class TensorTable:
             row.alpha, row.beta = entry.feedback.alpha, entry.feedback.beta
             row.residual_dtype = DTYPES[entry.feedback.residual_dtype]
             row.offset, row.payload_bytes = places[place]
-            if bits:
-                row.bits = bits[place]
-                row.norm_offset, row.norm_count = norms[place]
 
     def set_values(self, what: str, arrays: Sequence[Any]) -> None:
         """Sets the pointers to gradients or outputs.

@@ -21,7 +21,7 @@ from hvd_compress.kernels.native import (
     spec_of,
 )
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 _LIBRARY = FOLDER / "libhvdc_cpu.so"
 
 _SIGNATURES: Signatures = {
@@ -29,12 +29,8 @@ _SIGNATURES: Signatures = {
     "hvdc_isa": (ctypes.c_char_p, []),
     "hvdc_set_isa": (I32, [ctypes.c_char_p]),
     "hvdc_payload_bytes": (I64, [P]),
-    "hvdc_level_words": (I64, [P, I32]),
     "hvdc_encode_batch": (I32, [P, I64, P, I32, P]),
     "hvdc_decode_batch": (I32, [P, I64, P, I64, I32, F32, I32, P, P]),
-    "hvdc_level_norms_batch": (I32, [P, I64, P, I32, P]),
-    "hvdc_level_encode_batch": (I32, [P, I64, P, P, I32, P]),
-    "hvdc_level_decode_batch": (I32, [P, I64, P, P, F32, I32, P]),
 }
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec, NoiseKey
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
 from hvd_compress.codecs.base import Shape
 
 
@@ -51,37 +51,3 @@ class Arrays:
         """One whole array for each entry."""
         sizes = [math.prod(shape) for shape in shapes]
         return cls(sizes, [(number, 0) for number in range(len(sizes))])
-
-
-@dataclass(frozen=True)
-class LevelEntry:
-    """One tensor's place in a batch of integer sums.
-
-    Attributes:
-        codec: the codec that encodes the tensor.
-        shape: the tensor's shape; arrays are flat and row-major.
-        feedback: the error feedback coefficients; if they are not enabled, there is no residual.
-        noise: the seed, rank and tensor of the noise; the step is an argument of each call.
-        bits: the number of bits in a lane, 2 to 16; a lane must hold the sum of the levels
-            (:func:`hvd_compress.codecs.packing.lane_bits`).
-        norm_offset: the position of the tensor's first norm in the array of norms.
-        word_offset: the position of the tensor's first word in the message.
-    """
-
-    codec: LevelCodec
-    shape: Shape
-    feedback: ErrorFeedback
-    noise: NoiseKey
-    bits: int
-    norm_offset: int
-    word_offset: int
-
-    @property
-    def norm_end(self) -> int:
-        """The position behind the tensor's last norm."""
-        return self.norm_offset + self.codec.layout(self.shape).scales
-
-    @property
-    def word_end(self) -> int:
-        """The position behind the tensor's last word."""
-        return self.word_offset + self.codec.level_words(self.shape, self.bits)

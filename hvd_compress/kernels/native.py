@@ -87,12 +87,10 @@ class Tensor(ctypes.Structure):
         ("beta", ctypes.c_float),
         ("offset", ctypes.c_int64),
         ("payload_bytes", ctypes.c_int64),
-        ("norm_offset", ctypes.c_int64),
-        ("norm_count", ctypes.c_int64),
         ("dtype", ctypes.c_int32),
-        ("bits", ctypes.c_int32),
         ("flags", ctypes.c_uint32),
         ("residual_dtype", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from hvd_compress.codecs.checks import check_choice
 from hvd_compress.codecs.registry import expect_payloads
 from hvd_compress.exchanges.routing import (
-    EXCHANGE_NAMES,
+    PLANNED_NAMES,
     UNCOMPRESSED_ROUTE,
     Route,
     Router,
@@ -35,14 +35,14 @@ def allowed(codecs: Sequence[Any], exchanges: Sequence[str]) -> list[Route]:
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise TypeError(f"Auto.{field}: expected a sequence of {kind}, got {given!r}")
     for exchange in exchanges:
-        check_choice("Auto", "exchanges", exchange, EXCHANGE_NAMES)
+        check_choice("Auto", "exchanges", exchange, PLANNED_NAMES)
     routes = []
     for one in (route_of(given, "", "Auto.codecs") for given in codecs):
         expect_payloads("Auto.codecs", one.codec)
         if one.exchange:
-            check_choice("Auto.codecs", "exchange", one.exchange, EXCHANGE_NAMES)
+            check_choice("Auto.codecs", "exchange", one.exchange, PLANNED_NAMES)
         if one.uncompressed:
-            routes.append(replace(one, exchange=EXCHANGE_NAMES[0]))
+            routes.append(replace(one, exchange=PLANNED_NAMES[0]))
         else:
             names = [one.exchange] if one.exchange else exchanges
             routes += [replace(one, exchange=name) for name in names]

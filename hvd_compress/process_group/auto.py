@@ -11,7 +11,7 @@ from hvd_compress.exchanges.comm import Collective
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
 
-DEFAULT_EXCHANGES = ("allgather", "two_shot", "integer_sum")
+DEFAULT_EXCHANGES = ("allgather", "two_shot")
 """``"hierarchical"`` has to be requested: the environment says on which host a rank is, but not whether all
 hosts have the same number of ranks."""
 

@@ -16,7 +16,7 @@ from hvd_compress.codecs import NoCompression
 from hvd_compress.codecs.calls import guard
 from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.routing import (
-    EXCHANGE_NAMES,
+    PLANNED_NAMES,
     UNCOMPRESSED_ROUTE,
     CodecLike,
     Route,
@@ -74,7 +74,7 @@ class Auto(Compressor):
         variables: Sequence[Any] | None = None,
         *,
         codecs: Sequence[CodecLike] = DEFAULT_CODECS,
-        exchanges: Sequence[str] = EXCHANGE_NAMES,
+        exchanges: Sequence[str] = PLANNED_NAMES,
         **options: Any,
     ) -> None:
         routes = allowed(codecs, exchanges)

@@ -30,8 +30,6 @@ class Cut:
             i - 1. Elements have the order of :meth:`ordered`.
         own: the number of the part that this rank owns.
         own_stream: the rank in the noise key of the average of this rank's part.
-        bits: the bits of a lane in an integer sum, enough for the sum of the ranks' levels.
-        norms: the number of norms in an integer sum.
     """
 
     shared: Shared | None
@@ -39,8 +37,6 @@ class Cut:
     parts: Sequence[tuple[int, int]] = ()
     own: int = 0
     own_stream: int = 0
-    bits: int = 0
-    norms: int = 0
 
     def ordered(self, gradient: tf.Tensor) -> tf.Tensor:
         """The gradient, or its transposed matrix."""
@@ -122,8 +118,6 @@ class Coder:
             streams=cut.streams,
             own=cut.own,
             own_stream=cut.own_stream,
-            bits=cut.bits,
-            norms=cut.norms,
             **self._attributes(slot, cut.shared.codec if cut.shared else slot.route.codec),
         )
 

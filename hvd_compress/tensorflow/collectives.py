@@ -106,10 +106,6 @@ class Collectives:
         """The sum of all ranks' values, which have the same shape and dtype on all ranks."""
         return hvd.allreduce(values, op=hvd.Sum, **self._called(name))
 
-    def all_reduce_max(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """The element-wise maximum of all ranks' values; a NaN may be lost in it."""
-        return hvd.allreduce(values, op=hvd.Max, **self._called(name))
-
     def all_gather(self, message: tf.Tensor, name: str) -> tf.Tensor:
         """All ranks' messages, shape=(bytes,), one after the other in the order of ranks."""
         return hvd.allgather(message, **self._called(name))

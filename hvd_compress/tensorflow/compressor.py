@@ -15,13 +15,12 @@ from horovod.tensorflow.compression import Compressor as HorovodCompressor
 
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.calls import guard_methods
-from hvd_compress.codecs.checks import check_choice, check_number, check_threads
+from hvd_compress.codecs.checks import check_number, check_threads
 from hvd_compress.codecs.payload import FORMAT_VERSION
 from hvd_compress.exchanges.default import AUTO, exchange_for
 from hvd_compress.exchanges.routing import (
     DEFAULT_THRESHOLD,
     ENCODABLE,
-    EXCHANGE_NAMES,
     CodecLike,
     Route,
     Router,
@@ -119,9 +118,7 @@ class Compressor(tf.Module, HorovodCompressor):
                 f"averages and encodes in one operation, without a step between; hvd_compress.torch, ddp, "
                 f"distributed and fsdp have owner steps"
             )
-        check_choice(
-            "hvd_compress.tensorflow.Compressor", "exchange", exchange, (AUTO, *EXCHANGE_NAMES)
-        )
+        registry.check_name(exchange)
         route = route_of(codec, exchange, "Compressor.codec")
         if feedback is not None:
             route = replace(route, feedback=feedback)

@@ -16,7 +16,7 @@ from hvd_compress.kernels.native import KernelError, spec_of
 
 _ORDERLESS = (
     *("HvdcUncompressed", "HvdcReturned", "HvdcSubmit", "HvdcResult"),
-    *("HvdcEncode", "HvdcAverage", "HvdcLevels", "HvdcDecode"),
+    *("HvdcEncode", "HvdcAverage", "HvdcDecode"),
 )
 """The operations of a step's gradients. TensorFlow would run operations that share a resource one after
 the other, in the order in which they were traced: from the first layer's gradient, which is available last,

@@ -14,7 +14,7 @@ from hvd_compress.engine.auto import Planning
 from hvd_compress.engine.parameters import NamedParameters
 from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.comm import Collective
-from hvd_compress.exchanges.routing import EXCHANGE_NAMES, CodecLike, Route
+from hvd_compress.exchanges.routing import PLANNED_NAMES, CodecLike, Route
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.torch.collectives import equal_hosts
@@ -46,7 +46,7 @@ class Auto(Planning, Compressor):
         model: NamedParameters,
         *,
         codecs: Sequence[CodecLike] = DEFAULT_CODECS,
-        exchanges: Sequence[str] = EXCHANGE_NAMES,
+        exchanges: Sequence[str] = PLANNED_NAMES,
         **options: Any,
     ) -> None:
         self._choices = allowed(codecs, exchanges)

@@ -189,8 +189,6 @@ def test_each_experiment_on_images_takes_others(
         ("allgather", ECQ(), ErrorFeedback(0.01, 1.0)),
         ("allgather", Int8("static", 64), ErrorFeedback(0.0)),
         ("two_shot", OneBit("tensor"), ErrorFeedback()),
-        ("integer_sum", Ternary("tensor"), ErrorFeedback(0.0)),
-        ("integer_sum", ECQ(7, "linf", 64), ErrorFeedback(0.01, 1.0)),
     ),
 )
 def test_simulated_workers_run_the_references_numbers(

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.papers.lanes import pack_lanes, pack_levels, unpack_lanes, unpack_levels
 from hvd_compress.codecs import ECQ, LevelCodec, NoiseKey, Ternary
-from hvd_compress.codecs.packing import lane_bits, lane_words
+from hvd_compress.codecs.packing import lane_bits, lane_words, pack_lanes, unpack_lanes
 from tests.codecs.cases import normal, same_bits, special_values, through
 from tests.codecs.rows import ROWS, Row
 
@@ -70,17 +69,17 @@ def test_payloads_are_made_of_the_same_levels(row: Row, shape: tuple[int, ...]) 
             decoded = codec.from_levels(levels, norms)
         assert np.array_equal(decoded, through(codec, x, shape, rank=3))
         bits = lane_bits(codec.top_level)
-        words = pack_levels(codec, levels, bits)
+        words = codec.pack_levels(levels, bits)
         assert words.shape == (codec.level_words(shape, bits),) and words.dtype == np.int32
-        assert np.array_equal(unpack_levels(codec, words, count, bits), levels)
+        assert np.array_equal(codec.unpack_levels(words, count, bits), levels)
 
 
 @every_row
 def test_an_empty_tensor_has_no_words(row: Row) -> None:
     codec = codec_of(row)
     assert codec.level_words((0, 3), 2 + codec.top_level.bit_length()) == 0
-    assert pack_levels(codec, np.empty(0, np.int32), 9).size == 0
-    assert unpack_levels(codec, np.empty(0, np.int32), 0, 9).size == 0
+    assert codec.pack_levels(np.empty(0, np.int32), 9).size == 0
+    assert codec.unpack_levels(np.empty(0, np.int32), 0, 9).size == 0
 
 
 @pytest.mark.parametrize("codec", (Ternary(64, clip=None), ECQ(3, "l2", 64), ECQ(2, "linf", 64)))

@@ -43,8 +43,7 @@ def _check(beside: Beside, exchange: str) -> None:
         assert isinstance(codec, LevelCodec)
         bits, ring = integer_sum.bits_of(codec, size), 2 * (size - 1) / size
         levels = sum(4 * (codec.layout(s).scales + codec.level_words(s, bits)) for s in shapes)
-        # A flag for each and two words for all, or two words for each.
-        beside_levels = 4 * (count + 2 if frontend.flag_bytes else 2 * count)
+        beside_levels = 4 * (count + integer_sum.EXTRA_WORDS)  # The flags come first.
         message = levels + beside_levels
         wire, padding = ring * message, ring * beside_levels
     elif exchange == "low_rank":

@@ -112,7 +112,7 @@ class HorovodTensorFlow(Frontend):
     flag_bytes = 0
     alike = False
     varies = False
-    lacks = frozenset({"low_rank"})
+    lacks = frozenset({"integer_sum", "low_rank"})
     cannot = {  # noqa: RUF012
         "owner_steps_from_a_cold_start": "an owner's work is one operation of C++, without a step",
         "other_defaults": "operations have the dtype of their input",

@@ -16,7 +16,6 @@ from hvd_compress import Route
 from hvd_compress.codecs import ECQ, Int8, OneBit
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.pending import Pending
-from hvd_compress.kernels.cpu_level_batch import CpuLevelBatch
 from hvd_compress.process_group.launcher import Ticket
 from tests import jobs
 from tests.contract.cases import SHAPES, USUAL
@@ -157,22 +156,22 @@ def _a_rank_that_fails(method: str) -> None:
     )
     if dist.get_rank() == 1:
         error = (ArithmeticError, "on purpose")
-        stock = getattr(CpuLevelBatch, method)
+        stock = getattr(ECQ, method)
 
         def failing(*arguments: Any) -> None:
             raise ArithmeticError("on purpose")
 
-        setattr(CpuLevelBatch, method, failing)
+        setattr(ECQ, method, failing)
     with pytest.raises(error[0], match=error[1]):
         exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
     if dist.get_rank() == 1:
-        setattr(CpuLevelBatch, method, stock)
+        setattr(ECQ, method, stock)
     dist.barrier()  # All of them are still there.
 
 
 @on_ranks(3, launcher="torchrun")
 def test_a_rank_that_fails_between_the_sums() -> None:
-    _a_rank_that_fails("encode")
+    _a_rank_that_fails("to_levels")
 
 
 @on_ranks(3, launcher="torchrun")

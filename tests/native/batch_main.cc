@@ -53,8 +53,6 @@ struct Batch {
   bool in_place;
 };
 
-bool Same(const void* a, const void* b, size_t size) { return !size || !memcmp(a, b, size); }
-
 // All payloads in one message, and two such messages decoded.
 void CheckPayloads(Random* random) {
   Batch batch(random);
@@ -104,67 +102,6 @@ void CheckPayloads(Random* random) {
   DEMAND(bad == static_cast<int64_t>(victim) && rank == 1);
 }
 
-// Norms, levels and any sums, as single calls have them.
-void CheckLevels(Random* random) {
-  Batch batch(random);
-  const int bits = 9 + static_cast<int>((*random)() % 8);
-  std::vector<int64_t> sizes;
-  int64_t norm_count = 0;
-  for (hvdc_tensor& tensor : batch.tensors) {
-    tensor.spec.codec = tensor.spec.codec % 2 ? HVDC_TERNARY : HVDC_ECQ;
-    tensor.spec.variant %= 2;
-    tensor.spec.coding = HVDC_PLAIN;
-    tensor.spec.grouping %= 2;
-    tensor.bits = bits;
-    const bool contiguous = tensor.spec.grouping == HVDC_CONTIGUOUS;
-    const int64_t count = tensor.spec.rows * tensor.spec.columns;
-    const int64_t group = contiguous ? tensor.spec.group : count;
-    tensor.norm_offset = norm_count + static_cast<int64_t>((*random)() % 3);
-    tensor.norm_count = count ? (count + group - 1) / group : 0;
-    norm_count = tensor.norm_offset + tensor.norm_count;
-    sizes.push_back(4 * hvdc_level_words(&tensor.spec, bits));
-  }
-  batch.Place(random, sizes);
-  std::vector<float> norms(static_cast<size_t>(norm_count), 0.5f), expected_norms(norms);
-  std::vector<int32_t> words(static_cast<size_t>(batch.bytes / 4), 3), expected(words);
-  int64_t bad;
-  hvdc_tensor* const tensors = batch.tensors.data();
-  DEMAND(hvdc_level_norms_batch(tensors, batch.Count(), norms.data(), batch.threads, &bad) ==
-         HVDC_OK);
-  DEMAND(hvdc_level_encode_batch(tensors, batch.Count(), norms.data(), words.data(), batch.threads,
-                                 &bad) == HVDC_OK);
-  std::vector<Bytes> outs;
-  for (size_t i = 0; i < batch.tensors.size(); ++i) {
-    const hvdc_tensor& tensor = tensors[i];
-    const Input& input = *batch.inputs[i];
-    Bytes residual = input.residual;
-    hvdc_tensor alone = tensor;
-    alone.offset = 0;
-    if (input.feedback) alone.residual = alone.next_residual = residual.data();
-    DEMAND(hvdc_level_norms_batch(&alone, 1, expected_norms.data(), 1, &bad) == HVDC_OK);
-    DEMAND(hvdc_level_encode_batch(&alone, 1, expected_norms.data(),
-                                   expected.data() + tensor.offset / 4, 1, &bad) == HVDC_OK);
-    DEMAND(batch.Next(i) == residual);
-    outs.emplace_back(input.gradient.size());
-    tensors[i].values = outs.back().data();
-  }
-  DEMAND(Same(norms.data(), expected_norms.data(), 4 * norms.size()));
-  DEMAND(words == expected);
-  for (int32_t& word : words) word = static_cast<int32_t>((*random)());
-  DEMAND(hvdc_level_decode_batch(tensors, batch.Count(), norms.data(), words.data(), 0.5f,
-                                 batch.threads, &bad) == HVDC_OK);
-  for (size_t i = 0; i < batch.tensors.size(); ++i) {
-    const hvdc_tensor& tensor = tensors[i];
-    Bytes out(outs[i].size());
-    hvdc_tensor alone = tensor;
-    alone.offset = 0;
-    alone.values = out.data();
-    DEMAND(hvdc_level_decode_batch(&alone, 1, norms.data(), words.data() + tensor.offset / 4, 0.5f,
-                                   1, &bad) == HVDC_OK);
-    DEMAND(out == outs[i]);
-  }
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -179,10 +116,7 @@ int main(int argc, char** argv) {
     for (int caller = 0; caller < 3; ++caller) {
       callers.emplace_back([=, &done] {
         Random random(seed * 3 + static_cast<uint64_t>(caller));
-        for (; std::chrono::steady_clock::now() < end; ++done[caller]) {
-          CheckPayloads(&random);
-          CheckLevels(&random);
-        }
+        for (; std::chrono::steady_clock::now() < end; ++done[caller]) CheckPayloads(&random);
       });
     }
     for (std::thread& caller : callers) caller.join();

@@ -9,7 +9,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -48,47 +47,6 @@ void CheckOne(Random* random) {
   int32_t bad;
   DEMAND(hvdc_decode_sum(&input.test.spec, cases::kStep, alone.payload.data(), size, size, 1, 1.0f,
                          out.data(), input.test.dtype, input.test.threads, &bad) == HVDC_OK);
-}
-
-// Levels in lanes, in vectors of exact size: any norms, and any words for the decoder.
-void CheckLevels(Random* random) {
-  const Input input(random);
-  const hvdc_spec& spec = input.test.spec;
-  int bits = 2 + static_cast<int>((*random)() % 15);
-  if (spec.codec == HVDC_ECQ && bits < 9) bits = 9;
-  const int64_t size = hvdc_level_words(&spec, bits);
-  if (size < 0) return;
-  const bool contiguous = spec.grouping == HVDC_CONTIGUOUS;
-  const int64_t count = spec.rows * spec.columns;
-  const int64_t group = contiguous ? spec.group : count;
-  const int64_t buckets = count ? (count + group - 1) / group : 0;
-  std::vector<float> norms(static_cast<size_t>(buckets)), same(norms.size());
-  Bytes residual = input.residual;
-  hvdc_tensor tensor = input.Tensor(residual.data());
-  tensor.bits = bits;
-  tensor.norm_count = buckets;
-  tensor.payload_bytes = 4 * size;
-  const int threads = input.test.threads;
-  DEMAND(hvdc_level_norms_batch(&tensor, 1, norms.data(), 1, nullptr) == HVDC_OK);
-  DEMAND(hvdc_level_norms_batch(&tensor, 1, same.data(), threads, nullptr) == HVDC_OK);
-  DEMAND(norms.empty() || !memcmp(norms.data(), same.data(), 4 * norms.size()));
-  for (float& norm : norms) {
-    if ((*random)() % 3 == 0) norm *= 1.5f;  // as if another rank's were larger
-  }
-  std::vector<int32_t> words[2];
-  for (const int some : {1, threads}) {
-    std::vector<int32_t>& made = words[some == 1 ? 0 : 1];
-    made.assign(static_cast<size_t>(size), some);
-    std::copy(input.residual.begin(), input.residual.end(), residual.begin());
-    DEMAND(hvdc_level_encode_batch(&tensor, 1, norms.data(), made.data(), some, nullptr) ==
-           HVDC_OK);
-  }
-  DEMAND(threads == 1 || words[0] == words[1]);
-  for (int32_t& word : words[0]) word = static_cast<int32_t>((*random)());
-  Bytes out(input.gradient.size());
-  tensor.values = out.data();
-  DEMAND(hvdc_level_decode_batch(&tensor, 1, norms.data(), words[0].data(), 0.5f, threads,
-                                 nullptr) == HVDC_OK);
 }
 
 // A child of a process whose pool has worked has no threads of it, but gets its own.
@@ -137,10 +95,7 @@ int main(int argc, char** argv) {
     for (int caller = 0; caller < 3; ++caller) {
       callers.emplace_back([=, &done] {
         Random random(seed * 3 + static_cast<uint64_t>(caller));
-        for (; std::chrono::steady_clock::now() < end; ++done[caller]) {
-          CheckOne(&random);
-          CheckLevels(&random);
-        }
+        for (; std::chrono::steady_clock::now() < end; ++done[caller]) CheckOne(&random);
       });
     }
     for (std::thread& caller : callers) caller.join();

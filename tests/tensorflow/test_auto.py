@@ -27,7 +27,7 @@ def test_each_plan_is_that_of_a_fixed_choice() -> None:
     plans: list[tuple[str, str, dict[str, Any]]] = [
         ("onebit", "allgather", {"groups": 2}),
         ("int8", "two_shot", {"op": hvd.Sum}),
-        ("ternary", "integer_sum", {"gradient_predivide_factor": 2.0}),
+        ("ternary", "allgather", {"gradient_predivide_factor": 2.0}),
         ("fp16", "allgather", {}),
     ]
     for codec, exchange, tape in plans:

@@ -23,7 +23,7 @@ def _compressors() -> list[Any]:
     return [
         hvdc.OneBit(threshold=THRESHOLD),
         hvdc.OneBit(threshold=THRESHOLD, exchange="two_shot"),
-        hvdc.ECQ(norm="l2", threshold=THRESHOLD, exchange="integer_sum"),
+        hvdc.ECQ(norm="l2", threshold=THRESHOLD),
     ]
 
 

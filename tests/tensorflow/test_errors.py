@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_compress.tensorflow as hvdc
-from hvd_compress import ECQ, Int8, PowerSGD, Route
+from hvd_compress import ECQ, Int8, NoCompression, PowerSGD, Route
 from hvd_compress.exchanges import sum_as_gather
 from tests import jobs
 from tests.again import initialize_again
@@ -282,12 +282,34 @@ def test_a_codec_without_payloads() -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
+def test_an_exchange_that_only_pytorch_has() -> None:
+    message = r"got 'integer_sum', which only the PyTorch frontends have; use 'allgather' or 'two_"
+    route = Route(ECQ(), exchange="integer_sum")
+    for codec, options in (
+        (ECQ(), {"exchange": "integer_sum"}),
+        (NoCompression(), {"exchange": "integer_sum"}),
+        (route, {}),
+        (ECQ(), {"layers": {"*": route}}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hvdc.Compressor(codec, **options)
+    for field, options in (
+        ("exchanges", {"exchanges": ("integer_sum",)}),
+        (r"codecs\.exchange", {"codecs": (route,)}),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"Auto\.{field}: expected .*'two_shot', .*got 'integ"
+        ):
+            hvdc.Auto(**options)
+
+
+@on_ranks(2, launcher="tensorflow")
 def test_layers_of_another_exchange() -> None:
     """A route of another exchange is refused even if it would be the default one of more ranks."""
-    for options, own in (({}, "allgather"), ({"exchange": "integer_sum"}, "integer_sum")):
-        layers = {"*": Route(ECQ(), exchange="two_shot")}
-        message = rf"Compressor\.layers: expected routes of one exchange, '{own}', .*got 'two_shot'"
+    for own, other in (("allgather", "two_shot"), ("two_shot", "allgather")):
+        options = {} if own == "allgather" else {"exchange": own}
+        message = rf"Compressor\.layers: expected routes of one exchange, '{own}', .*got '{other}'"
         with pytest.raises(ValueError, match=message):
-            hvdc.ECQ(layers=layers, **options)
+            hvdc.ECQ(layers={"*": Route(ECQ(), exchange=other)}, **options)
     hvdc.OneBit(layers={"*": Route(Int8(), exchange="allgather")})
     hvdc.FP16(layers={"*": Route(Int8(), exchange="auto")})

@@ -105,7 +105,6 @@ def test_where_residuals_are() -> None:
         ("two_shot", None, "GPU:0"),
         ("two_shot", "CPU:0", "CPU:0"),
         ("hierarchical", None, "CPU:0"),
-        ("integer_sum", None, "CPU:0"),
     ):
         compressor = hvdc.ECQ(threshold=THRESHOLD, exchange=exchange, device=device)
         got = exchange_with(compressor, graph=True)(targets(hvd.rank(), 0))

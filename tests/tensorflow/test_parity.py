@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import operator
 from typing import Any
 
 import numpy as np
@@ -12,22 +9,18 @@ import pytest
 import tensorflow as tf
 import torch
 
-from benchmarks.papers.cpu_levels import CpuLevels
-from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey
+from hvd_compress.codecs import ErrorFeedback
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.plan import Common
 from hvd_compress.engine.slots import Slot
-from hvd_compress.exchanges import integer_sum
 from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import Shards
 from hvd_compress.tensorflow.buckets import Bucket
 from hvd_compress.tensorflow.coder import Coder
-from hvd_compress.tensorflow.collectives import Collectives
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
 from hvd_compress.tensorflow.exchanges.base import Exchange
-from hvd_compress.tensorflow.exchanges.integer_sum import IntegerSum
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 from hvd_compress.tensorflow.native import operations
 from hvd_compress.tensorflow.slots import Slot as GraphSlot
@@ -87,20 +80,11 @@ class _Steps:
         self.bucket.encoded = message.encoded
         return message
 
-    def decode(self, arrived: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-        """The step's result."""
-        self.bucket.arrived = arrived
-        self.exchange.decode(self.bucket)
-        return self._coder.run("result", self.bucket, tf.ones([1]), gradient, member=0)
-
 
 class _Loopback:
     """A rank to which all others send what it would send them."""
 
     rank, size = RANK, RANKS
-
-    bytes = staticmethod(Collectives.bytes)
-    numbers = staticmethod(Collectives.numbers)
 
     def all_to_all(self, message: tf.Tensor, sizes: tf.Tensor, name: str) -> tf.Tensor:
         """Returns its own part, once for each rank."""
@@ -110,22 +94,9 @@ class _Loopback:
         """Returns its own message, once."""
         return message
 
-    def all_reduce_max(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns values larger than its own."""
-        return 2 * values
-
-    def all_reduce(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the sum of its own values, once for each rank."""
-        return self.size * values
-
 
 def _bytes(array: Any) -> bytes:
     return array.numpy().tobytes()
-
-
-def _check(words: torch.Tensor) -> int:
-    factors = itertools.cycle(integer_sum.FACTORS)
-    return sum(map(operator.mul, factors, words.tolist())) % integer_sum.MODULUS
 
 
 def _assert_same_residual(ours: tf.Variable, expected: torch.Tensor | None) -> None:
@@ -135,9 +106,6 @@ def _assert_same_residual(ours: tf.Variable, expected: torch.Tensor | None) -> N
 
 PLAIN = [row for row in ROWS if not row.codec.varies]
 """TensorFlow's frontend has no entropy code, because messages in graphs have fixed lengths."""
-
-LEVELS = [row for row in PLAIN if isinstance(row.codec, LevelCodec)]
-"""Integer sums have no payloads, and so no entropy code."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -175,35 +143,3 @@ def test_two_shots(row: Row, dtype: str) -> None:
         assert _bytes(steps.exchange.send(steps.bucket, *message[:2])) == _bytes(expected)
         _assert_same_residual(ours.residual, slot.residual)
         _assert_same_residual(ours.owned, slot.owned.residual)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("row", LEVELS, ids=str)
-def test_integer_sums(row: Row, dtype: str) -> None:
-    codec, feedback = row.codec, row.feedback
-    assert isinstance(codec, LevelCodec)
-    ranks = _Loopback()
-    ranks.size = min(RANKS, integer_sum.most_ranks(codec))
-    bits = integer_sum.bits_of(codec, ranks.size)
-    _, ours = _slots(Route(codec, feedback, "integer_sum"), dtype)
-    steps, kernels = _Steps(IntegerSum, ranks, ours), CpuLevels()
-    residual = torch.zeros(math.prod(SHAPE))
-    norms = torch.empty(codec.layout(SHAPE).scales)
-    words = torch.empty(codec.level_words(SHAPE, bits), dtype=torch.int32)
-    for number, (gradient, same) in enumerate(_gradients(dtype)):
-        flat, kept = gradient.reshape(-1), {"feedback": feedback, "residual": residual}
-        message = steps.encode(same)
-        kernels.norms(codec, SHAPE, flat, norms, **kept)
-        assert _bytes(message.message) == _bytes(norms)
-        norms *= 2
-        noise = NoiseKey(SEED, RANK, INDEX, number)
-        kernels.encode(codec, SHAPE, flat, norms, words, bits=bits, noise=noise, **kept)
-        counted = torch.cat([words, torch.ones(1, dtype=torch.int32)])
-        check = (_check(counted) + _check(norms.view(torch.int32))) % integer_sum.MODULUS
-        total = ranks.size * torch.cat([counted, torch.tensor([check], dtype=torch.int32)])
-        got = steps.exchange.send(steps.bucket, *message[:2])
-        assert _bytes(got) == _bytes(norms) + _bytes(total)
-        assert _bytes(ours.residual) == _bytes(residual)
-        result = torch.empty_like(gradient)
-        kernels.decode(codec, SHAPE, norms, total[:-2], result.view(-1), bits=bits, scale=0.2)
-        assert _bytes(steps.decode(got, same)) == _bytes(result.view(torch.uint8))

@@ -156,9 +156,6 @@ def test_a_class_that_is_defined_again() -> None:
 
 @on_ranks(1, launcher="tensorflow")
 def test_what_needs_kernels() -> None:
-    with installed():
-        with pytest.raises(ValueError, match=r"Compressor.device: expected one of .* for TwoBit"):
-            hvdc.Compressor("twobit", device="GPU:0")
-        compressor = hvdc.Compressor("twobit", exchange="integer_sum", threshold=THRESHOLD)
-        with pytest.raises(Exception, match=r"expected a codec .*levels"):
-            exchange_with(compressor, graph=True)(targets(0, 0))
+    message = r"Compressor.device: expected one of .* for TwoBit"
+    with installed(), pytest.raises(ValueError, match=message):
+        hvdc.Compressor("twobit", device="GPU:0")

@@ -68,48 +68,6 @@ def test_an_average_altered_on_its_way() -> None:
     assert all(np.isfinite(g).all() for g in exchange(targets(hvd.rank(), 2)))
 
 
-def _altering_sums(call: str, name: str) -> tuple[hvdc.Compressor, tf.Variable, tf.Variable]:
-    """A compressor, and the place and the bits that its network alters in what the ranks reduce."""
-    compressor = hvdc.ECQ(threshold=THRESHOLD, exchange="integer_sum")
-    place, bits = tf.Variable(0), tf.Variable(0)
-    reduce = getattr(compressor._collectives, call)
-
-    def altered(values: tf.Tensor, called: str) -> tf.Tensor:
-        reduced = reduce(values, called)
-        if called != name:
-            return reduced
-        at = place % tf.size(reduced)
-        words = tf.bitcast(reduced, tf.int32)
-        changed = tf.bitwise.bitwise_xor(words[at], bits)
-        return tf.bitcast(tf.tensor_scatter_nd_update(words, [[at]], [changed]), reduced.dtype)
-
-    setattr(compressor._collectives, call, altered)
-    return compressor, place, bits
-
-
-@on_ranks(2, launcher="tensorflow")
-def test_levels_and_norms_altered_on_their_way() -> None:
-    """Levels on all ranks, and norms on one: an error on all of them, after which they go on."""
-    for call, what, altering in (
-        ("all_reduce", "levels", (0, 1)),
-        ("all_reduce_max", "norms", (1,)),
-    ):
-        compressor, place, bits = _altering_sums(call, f"bucket.0.{what}")
-        exchange = exchange_with(compressor, graph=True)
-        exchange(targets(hvd.rank(), 0))
-        for index, bit in ((0, 0), (0, 20), (1, 30), (-1, 3), (-2, 3), (-3, 3)):
-            before = kept_by(compressor)
-            place.assign(index)
-            bits.assign(1 << bit if hvd.rank() in altering else 0)
-            message = r"gradient.\d: expected .* altered in transit|got those of 1"
-            with pytest.raises(tf.errors.DataLossError, match=message):
-                exchange(targets(hvd.rank(), 1))
-            for left, right in zip(kept_by(compressor), before, strict=True):
-                assert np.array_equal(left, right)
-            bits.assign(0)
-            assert all(np.isfinite(g).all() for g in exchange(targets(hvd.rank(), 2)))
-
-
 def _goes_on(compressor: hvdc.Compressor, length: int, message: str) -> None:
     """Fails unless all ranks fail and continue, even if a later trace knows less of the shapes.
 
@@ -148,17 +106,9 @@ WRONG = r"gradient.0: expected a gradient of 3000 elements as when it was first 
 
 @on_ranks(2, launcher="tensorflow")
 def test_a_gradient_that_cannot_be_encoded() -> None:
-    for compressor, message in (
-        (
-            hvdc.OneBit(threshold=0, exchange="two_shot"),
-            r"as its owner: gradient.0: expected rank 1's payload, got none",
-        ),
-        (
-            hvdc.ECQ(threshold=0, exchange="integer_sum"),
-            r"gradient.0: expected the levels of all 2 ranks, got those of 1",
-        ),
-    ):
-        _goes_on(compressor, *((3000, message), (2990, WRONG))[hvd.rank()])
+    message = r"as its owner: gradient.0: expected rank 1's payload, got none"
+    compressor = hvdc.OneBit(threshold=0, exchange="two_shot")
+    _goes_on(compressor, *((3000, message), (2990, WRONG))[hvd.rank()])
 
 
 @on_ranks(

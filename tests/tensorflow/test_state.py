@@ -231,7 +231,7 @@ def test_residuals_of_another_codec() -> None:
 @on_ranks(2, launcher="tensorflow")
 def test_residuals_that_a_script_discards() -> None:
     """After ``reset()``, the residuals of the steps before have no part in averages; the noise goes on."""
-    for codec, exchange in ((OneBit(), "two_shot"), (ECQ(), "allgather"), (ECQ(), "integer_sum")):
+    for codec, exchange in ((OneBit(), "two_shot"), (ECQ(), "allgather")):
         options = {
             "exchange": exchange,
             "threshold": THRESHOLD,

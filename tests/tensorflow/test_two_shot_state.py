@@ -27,15 +27,13 @@ from tests.tensorflow.probes import (
 
 @on_ranks(2, launcher="tensorflow")
 def test_a_checkpoint_of_another_exchange() -> None:
-    for name in ("two_shot", "integer_sum"):
-        first = hvdc.ECQ(threshold=THRESHOLD, exchange=name)
-        exchange_with(first, graph=True)(targets(hvd.rank(), 0))
-        other = hvdc.ECQ(threshold=THRESHOLD)
-        with tempfile.TemporaryDirectory() as folder:
-            path = tf.train.Checkpoint(compressor=first).write(os.path.join(folder, "state"))
-            message = rf"exchange allgather, got {name}.*load_resized"
-            with pytest.raises(ValueError, match=message):
-                tf.train.Checkpoint(compressor=other).read(path)
+    first = hvdc.ECQ(threshold=THRESHOLD, exchange="two_shot")
+    exchange_with(first, graph=True)(targets(hvd.rank(), 0))
+    other = hvdc.ECQ(threshold=THRESHOLD)
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(compressor=first).write(os.path.join(folder, "state"))
+        with pytest.raises(ValueError, match=r"exchange allgather, got two_shot.*load_resized"):
+            tf.train.Checkpoint(compressor=other).read(path)
 
 
 @on_ranks(2, launcher="tensorflow")

@@ -14,7 +14,7 @@ import torch
 import hvd_compress.torch as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
-from hvd_compress.exchanges.routing import EXCHANGE_NAMES, UNCOMPRESSED_ROUTE
+from hvd_compress.exchanges.routing import PLANNED_NAMES, UNCOMPRESSED_ROUTE
 from tests.again import initialize_again
 from tests.planner.budgets import MOST_STEPS, unlimited
 from tests.ranks import on_ranks
@@ -284,6 +284,7 @@ def test_arguments() -> None:
         (TypeError, "expected a codec, a Route, a codec's name or None, got 3", {"codecs": (3,)}),
         (TypeError, "expected a codec, a Route", {"codecs": ((OneBit(), 1.0),)}),
         (ValueError, "expected one of", {"exchanges": ("ring",)}),
+        (ValueError, "expected one of .*got 'integer_sum'", {"exchanges": ("integer_sum",)}),
         (TypeError, "expected a sequence of names", {"exchanges": "allgather"}),
         (TypeError, "unexpected keyword", {"layers": {}}),
         (ValueError, "threshold", {"threshold": -1}),
@@ -291,7 +292,7 @@ def test_arguments() -> None:
     for error, message, options in wrong:
         with pytest.raises(error, match=message):
             hvdc.Auto(model, **options)
-    compressor = hvdc.Auto(model, codecs=("onebit",), exchanges=EXCHANGE_NAMES)
+    compressor = hvdc.Auto(model, codecs=("onebit",), exchanges=PLANNED_NAMES)
     assert isinstance(compressor, hvdc.Auto)
     with pytest.raises(ValueError, match="which chooses among"):
         compressor.set_codec(OneBit())

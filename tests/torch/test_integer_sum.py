@@ -1,22 +1,26 @@
-"""The integer sum: ranks that fail, and codecs that cannot be added."""
+"""The integer sum: its numbers, ranks that fail, altered sums, and codecs that cannot be added."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import horovod.torch as hvd
+import numpy as np
 import pytest
 import torch
 
 import hvd_compress.torch as hvdc
 from hvd_compress import Route
-from hvd_compress.codecs import (
-    ECQ,
-    ErrorFeedback,
-    OneBit,
-)
-from hvd_compress.engine.levels import LevelBatch
+from hvd_compress.codecs import ECQ, ErrorFeedback, OneBit
+from hvd_compress.codecs.feedback import OFF
+from hvd_compress.exchanges import integer_sum
 from hvd_compress.exchanges.comm import Collective
+from hvd_compress.exchanges.reference import Simulation
+from tests.codecs.cases import normal
+from tests.codecs.rows import Row
+from tests.codecs.test_levels import codec_of, every_row
+from tests.kernels.arrays import DTYPES, as_dtype, assert_same, bits, widened
 from tests.ranks import on_ranks
 from tests.torch.lockstep import Lockstep
 from tests.torch.probes import distributed, exchange, watch
@@ -44,13 +48,10 @@ def test_a_rank_that_fails_between_the_sums() -> None:
     if hvd.rank() == 1:
         error = (ArithmeticError, "on purpose")
 
-        def failing(batch: Any, norms: torch.Tensor) -> torch.Tensor:
-            def fail() -> torch.Tensor:
-                raise ArithmeticError("on purpose")
+        def failing(*arguments: Any) -> NoReturn:
+            raise ArithmeticError("on purpose")
 
-            return batch._batch.guard(fail, batch._layout.words, torch.int32)
-
-        LevelBatch.encode = failing  # type: ignore[method-assign]
+        ECQ.to_levels = failing  # type: ignore[method-assign]
     with pytest.raises(error[0], match=error[1]):
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), 1))
 
@@ -60,6 +61,41 @@ def test_a_change_to_a_codec_that_cannot_be_added() -> None:
     _, compressor = _start()
     with pytest.raises(ValueError, match="expected a codec of evenly spaced levels"):
         compressor.set_codec(OneBit())
+
+
+@every_row
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_and_residuals_are_the_references(row: Row, dtype: str) -> None:
+    """Bit for bit, also in a step that one rank's Inf drops; the ranks' norms differ."""
+    codec = codec_of(row)
+    size = min(3, integer_sum.most_ranks(codec))
+    shapes = {str(shape): shape for shape in ((), (0,), (65,), (3, 854))}
+    for feedback in (OFF, row.feedback, replace(row.feedback, residual_dtype="bfloat16")):
+        ranks = Lockstep("integer_sum", codec, feedback, shapes, size)
+        reference = Simulation("integer_sum", codec, feedback, shapes, size)
+        for step in range(3):
+            everybodys = [
+                {
+                    name: as_dtype(normal(shape, step + 9 * rank, 10.0**rank), dtype).reshape(shape)
+                    for name, shape in shapes.items()
+                }
+                for rank in range(size)
+            ]
+            if step == 1:
+                everybodys[-1]["(65,)"][64] = np.inf
+            got = ranks.step(everybodys)
+            assert not ranks.errors
+            wide = [{name: widened(one) for name, one in own.items()} for own in everybodys]
+            expected = reference.average(wide)
+            for rank, slots in enumerate(ranks.slots):
+                for slot in slots:
+                    what = f"{codec}, {feedback}, {slot.name}, step {step}, rank {rank}"
+                    want = torch.from_numpy(expected[slot.name]).to(DTYPES[dtype])
+                    assert_same(bits(got[rank][slot.name]), bits(want), what)
+                    kept = reference.residuals[rank][slot.name]
+                    if feedback.enabled:
+                        assert slot.residual is not None
+                        assert_same(bits(slot.residual.float()).reshape(-1), bits(kept), what)
 
 
 class _Flip:
@@ -86,16 +122,16 @@ class _Flip:
 
 
 @pytest.mark.parametrize("everywhere", (False, True), ids=("on one rank", "on all"))
-@pytest.mark.parametrize(("op", "length"), (("max", 5), ("sum", 34)))
+@pytest.mark.parametrize(("op", "length"), (("max", 5), ("sum", 18)))
 def test_a_bit_that_is_altered_on_its_way(op: str, length: int, everywhere: bool) -> None:
     """Every bit, of norms, flags, levels, the count and the check."""
-    shapes, size = {"a": (3, 50), "b": (5,)}, 3
+    shapes, size = {"a": (7, 10), "b": (5,)}, 3
     everybodys = [targets(shapes, rank, 0) for rank in range(size)]
     quiet = 0
     for place in range(length):
         for bit in range(32):
             flip = _Flip(op, place, bit, everywhere)
-            ranks = Lockstep("integer_sum", ECQ(bucket=128), WEAK, shapes, size)
+            ranks = Lockstep("integer_sum", ECQ(bucket=64), WEAK, shapes, size)
             ranks.step(everybodys, alter=flip)
             assert flip.before != flip.after
             if everywhere and op == "max" and not ranks.errors:

@@ -8,10 +8,6 @@
 //   Decode(code, element)    their float32 values; element: the first lane's position in the block;
 //   BlankCode()              bytes only: the code of every element of a group that is not finite;
 //   LoadCodes(bytes)         bytes only: sixteen codes from memory.
-// and where the codes stand for whole multiples of a unit,
-//   Level(code)              the multiples, as signed integers;
-//   Value(level)             the float32 values of multiples, or of sums of them;
-//   ZeroCode()               the code of level 0.
 // Nothing in it depends on the number of lanes.
 #ifndef HVDC_CODEC_CODER_H_
 #define HVDC_CODEC_CODER_H_

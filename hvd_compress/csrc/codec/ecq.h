@@ -45,9 +45,7 @@ struct EcqCoder : Coder<CodeType::kByte, Packing::kPlanes, true> {
   using M = typename V::M;
 
   HVDC_HD explicit EcqCoder(const CoderSetup& setup)
-      : top(V::Set(static_cast<float>(setup.spec->levels))),
-        middle(V::SetI(setup.spec->levels)),
-        levels(setup.spec->levels) {}
+      : top(V::Set(static_cast<float>(setup.spec->levels))), middle(V::SetI(setup.spec->levels)) {}
   HVDC_HD void SetGroup(const GroupScale& group) {
     inverse = V::Set(group.inverse);
     scale = V::Set(group.sent);
@@ -60,16 +58,14 @@ struct EcqCoder : Coder<CodeType::kByte, Packing::kPlanes, true> {
     const M negative = V::LessI(V::Bits(x), V::SetI(0));
     return V::SelectI(negative, V::SubI(middle, level), V::AddI(middle, level));
   }
-  HVDC_HD I Level(I code) const { return V::SubI(code, middle); }
-  HVDC_HD F Value(I level) const { return V::Mul(V::ToFloat(level), scale); }
-  HVDC_HD F Decode(I code, int64_t) const { return Value(Level(code)); }
+  HVDC_HD F Decode(I code, int64_t) const {
+    return V::Mul(V::ToFloat(V::SubI(code, middle)), scale);
+  }
   HVDC_HD static I LoadCodes(const uint8_t* bytes) { return V::LoadBytes(bytes); }
   HVDC_HD uint32_t BlankCode() const { return 0; }
-  HVDC_HD uint32_t ZeroCode() const { return levels; }
 
   F top, inverse, scale;
   I middle;
-  uint32_t levels;
 };
 
 }  // namespace HVDC_ARCH

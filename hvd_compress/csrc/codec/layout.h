@@ -1,5 +1,5 @@
-// The layout of payloads and of integer sums: headers, sizes and offsets, and nothing about the
-// numbers in them (docs/format.md).
+// The layout of payloads: headers, sizes and offsets, and nothing about the numbers in them
+// (docs/format.md).
 #ifndef HVDC_CODEC_LAYOUT_H_
 #define HVDC_CODEC_LAYOUT_H_
 
@@ -15,10 +15,9 @@ constexpr uint32_t kFlagNonfinite = 1;
 constexpr uint32_t kFlagCoded = 2;  // and from bit kLengthShift on, the length in kLengthUnit bytes
 constexpr int kLengthShift = 4;
 constexpr int64_t kLengthUnit = 16;
-constexpr int64_t kChunkElements = 65536;         // the most in an entropy-coded chunk
-constexpr int kTopKFloatBits = 32;                // the bits of unrounded values
-constexpr int kWordBits = 32, kMaxLaneBits = 16;  // of the lanes of integer sums
-constexpr int64_t kMaxCount = int64_t{1} << 44;   // so that no size overflows
+constexpr int64_t kChunkElements = 65536;        // the most in an entropy-coded chunk
+constexpr int kTopKFloatBits = 32;               // the bits of unrounded values
+constexpr int64_t kMaxCount = int64_t{1} << 44;  // so that no size overflows
 
 // The first 32 bytes of a payload.
 struct Header {
@@ -59,7 +58,7 @@ HVDC_HD bool IsFixed(const hvdc_spec& spec) {
   return spec.variant == HVDC_STATIC || spec.variant == HVDC_MANTISSA;
 }
 
-// Whether its numbers are whole multiples of a unit, so that ranks can add them as integers.
+// Whether its numbers are whole multiples of a unit.
 HVDC_HD bool HasLevels(const hvdc_spec& spec) {
   return spec.codec == HVDC_TERNARY || spec.codec == HVDC_ECQ;
 }
@@ -213,23 +212,6 @@ HVDC_HD bool HeaderFits(const hvdc_spec& spec, const Layout& layout, uint32_t st
   return header.magic == kMagic && header.version == kFormatVersion && header.codec == spec.codec &&
          header.config_hash == spec.config_hash &&
          header.count == static_cast<uint64_t>(layout.count) && header.step == step;
-}
-
-// Lanes of a 32-bit word, each with a signed integer in it: words can be added as wholes, and a
-// word of zeros adds nothing (docs/exchanges.md, "Integer sums").
-HVDC_HD int LanesOf(int bits) { return kWordBits / bits; }
-
-// Words of count lanes: word j holds values j, m + j, 2 m + j, ..., m being their number.
-HVDC_HD int64_t LaneWords(int64_t count, int bits) {
-  const int lanes = LanesOf(bits);
-  return (count + lanes - 1) / lanes;
-}
-
-// A summand that makes every lane of a sum positive, so that none borrows from the next one.
-HVDC_HD uint32_t LaneBias(int bits) {
-  uint32_t bias = 0;
-  for (int k = 0; k < LanesOf(bits); ++k) bias |= 1u << (bits * k + bits - 1);
-  return bias;
 }
 
 }  // namespace HVDC_ARCH

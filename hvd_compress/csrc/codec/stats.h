@@ -34,7 +34,7 @@ HVDC_HD float NormOf(const hvdc_spec& spec, const GroupStats& stats, int64_t cou
   return TernaryNorm(spec, stats.largest, stats.sum, stats.square, count);
 }
 
-// The scale of a bucket from its norm, or from one that ranks agree on.
+// The scale of a bucket from its norm.
 HVDC_HD GroupScale ScaleOfNorm(const hvdc_spec& spec, float norm) {
   return spec.codec == HVDC_ECQ ? EcqScale(spec, norm) : TernaryScale(norm);
 }

@@ -59,16 +59,14 @@ struct TernaryCoder : Coder<CodeType::kByte, Packing::kTrits, true> {
     const I digit = V::AddI(V::SetI(1), V::template ShiftRight<31>(V::Bits(x)));
     return V::SelectI(Happens<V>(uniform, probability), digit, V::SetI(0));
   }
-  HVDC_HD I Level(I digit) const {
+  HVDC_HD F Decode(I digit, int64_t) const {
     // 0, 1, 2 to 0, 1, -1.
     const I half = V::template ShiftRight<1>(digit);
-    return V::SubI(V::SubI(V::SubI(digit, half), half), half);
+    const I level = V::SubI(V::SubI(V::SubI(digit, half), half), half);
+    return V::Mul(V::ToFloat(level), scale);
   }
-  HVDC_HD F Value(I level) const { return V::Mul(V::ToFloat(level), scale); }
-  HVDC_HD F Decode(I digit, int64_t) const { return Value(Level(digit)); }
   HVDC_HD static I LoadCodes(const uint8_t* bytes) { return V::LoadBytes(bytes); }
   HVDC_HD uint32_t BlankCode() const { return 0; }
-  HVDC_HD uint32_t ZeroCode() const { return 0; }
 
   F inverse, scale;
 };

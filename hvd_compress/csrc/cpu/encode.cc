@@ -48,8 +48,7 @@ int Encode(EncodeJob* jobs, EncodeResult* results, int64_t count, int threads) {
   StreamResiduals(jobs, count);
   const DefaultFpEnv env;
   const Kernels& kernels = CurrentKernels();
-  const auto scale = [jobs](const Team& team, int64_t i) { ScaleLargeGroups(team, &jobs[i]); };
-  if (!EachWithLargeGroups(jobs, count, kernels, scratch, threads, scale)) return HVDC_NO_MEMORY;
+  if (!ScaleLargeGroups(jobs, count, kernels, scratch, threads)) return HVDC_NO_MEMORY;
   tasks.Run(threads, [&](int64_t tensor, int64_t first, int64_t last, int worker) {
     EncodeResult part = {};
     const Scratch own = scratch.Of(worker);

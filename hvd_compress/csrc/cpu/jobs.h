@@ -11,8 +11,8 @@
 namespace hvdc {
 
 static_assert(sizeof(void*) == 8, "hvdc_tensor is laid out for pointers of eight bytes");
-static_assert(sizeof(hvdc_tensor) == 152 && offsetof(hvdc_tensor, values) == 72 &&
-                  offsetof(hvdc_tensor, offset) == 104 && offsetof(hvdc_tensor, dtype) == 136,
+static_assert(sizeof(hvdc_tensor) == 136 && offsetof(hvdc_tensor, values) == 72 &&
+                  offsetof(hvdc_tensor, offset) == 104 && offsetof(hvdc_tensor, dtype) == 120,
               "hvdc_tensor has no padding");
 
 inline bool ValidDtype(int dtype) {

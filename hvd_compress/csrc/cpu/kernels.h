@@ -60,13 +60,6 @@ struct DecodeJob {
   int dtype;
 };
 
-// Levels of all blocks, packed in lanes, and the norms that they are made with.
-struct LevelWords {
-  const float* norms;
-  int bits;  // of a lane
-  uint32_t* words;
-};
-
 // A task's contribution to the payload's header.
 struct EncodeResult {
   uint64_t checksum;
@@ -108,14 +101,6 @@ struct Kernels {
   void (*decode)(const DecodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
                  uint64_t* checksums);
   uint64_t (*checksum)(const uint8_t* payload, int64_t begin, int64_t end);
-  // Norms of blocks [first, last), where each is a bucket.
-  void (*level_norms)(const EncodeJob& job, int64_t first, int64_t last, const Scratch& scratch,
-                      float* norms);
-  // Blocks [first, last) to words, and sums of words to numbers.
-  void (*encode_levels)(const EncodeJob& job, const LevelWords& levels, int64_t first, int64_t last,
-                        const Scratch& scratch);
-  void (*decode_levels)(const DecodeJob& job, const LevelWords& levels, int64_t first, int64_t last,
-                        const Scratch& scratch);
 };
 
 extern const Kernels kPlainKernels;

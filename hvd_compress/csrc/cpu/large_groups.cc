@@ -2,14 +2,28 @@
 
 #include <string.h>
 
+#include "codec/layout.h"
 #include "codec/onebit.h"
 #include "codec/stats.h"
 #include "codec/sums.h"
 #include "cpu/fold.h"
+#include "cpu/tasks.h"
 #include "cpu/thread_pool.h"
 
 namespace hvdc {
 namespace {
+
+// Who takes a tensor's statistics, with what memory.
+struct Team {
+  const Kernels* kernels;
+  const ScratchSet* scratch;
+  int first, threads;  // of the scratch memory's
+  uint8_t* memory;     // BytesFor() as many threads, aligned to 8
+};
+
+bool HasLargeGroups(const EncodeJob& job) {
+  return job.layout.count && !base::IsContiguous(*job.spec) && !base::IsCast(*job.spec);
+}
 
 // The next count elements of memory that is handed out piece by piece.
 template <class T>
@@ -171,27 +185,55 @@ void ScaleColumns(const Team& team, EncodeJob* job) {
   job->group.finite = finite;
 }
 
-}  // namespace
-
-int64_t LargeGroupBytes(const EncodeJob& job, int threads) {
+int64_t BytesFor(const EncodeJob& job, int threads) {
   if (ByColumn(*job.spec)) return ColumnPlan(job.spec->rows, job.spec->columns, threads).Bytes();
   return PlanRows(job).Bytes();
 }
 
-void ScaleLargeGroups(const Team& team, EncodeJob* job) {
+void Scale(const Team& team, EncodeJob* job) {
   ByColumn(*job->spec) ? ScaleColumns(team, job) : ScaleRows(team, job);
   if (job->group.finite) return;
   float* scales = reinterpret_cast<float*>(job->payload + kHeaderBytes);
   for (int64_t i = 0; i < job->layout.scales; ++i) scales[i] = base::BitsFloat(kNanBits);
 }
 
-float WholeNorm(const Team& team, const EncodeJob& job) {
-  const RowPlan plan = PlanRows(job);
-  float norm = 0;
-  EachRow(team, job, plan, [&](int64_t, const GroupStats* part, double* sums) {
-    norm = base::NormOf(*job.spec, FoldChunks(part, plan.chunks, sums), plan.length);
-  });
-  return norm;
+}  // namespace
+
+// Threads take short tensors each alone, several at the same time, and long ones together.
+bool ScaleLargeGroups(EncodeJob* jobs, int64_t tensors, const Kernels& kernels,
+                      const ScratchSet& scratch, int threads) {
+  constexpr int64_t kAlone = 4 * kTaskElements;
+  int64_t together_bytes = 0, alone_bytes = 0, alone_elements = 0;
+  for (int64_t i = 0; i < tensors; ++i) {
+    if (!HasLargeGroups(jobs[i])) continue;
+    const bool alone = jobs[i].layout.count <= kAlone;
+    const int64_t bytes = BytesFor(jobs[i], alone ? 1 : threads);
+    int64_t* const most = alone ? &alone_bytes : &together_bytes;
+    if (bytes > *most) *most = bytes;
+    if (alone) alone_elements += jobs[i].layout.count;
+  }
+  if (!together_bytes && !alone_bytes) return true;
+  alone_bytes = base::RoundUp(alone_bytes, 64);
+  const int workers = ClampThreads(threads, alone_elements / kTaskElements);
+  const int64_t bytes = workers * alone_bytes;
+  const Buffer<uint8_t> memory(bytes > together_bytes ? bytes : together_bytes,
+                               Buffer<uint8_t>::Fill::kNone);
+  if (!memory) return false;
+  if (alone_elements) {
+    ParallelFor(tensors, 1, workers, [&](int64_t first, int64_t last, int worker) {
+      const Team team = {&kernels, &scratch, worker, 1, memory.data() + worker * alone_bytes};
+      for (int64_t i = first; i < last; ++i) {
+        if (HasLargeGroups(jobs[i]) && jobs[i].layout.count <= kAlone) Scale(team, &jobs[i]);
+      }
+    });
+  }
+  if (together_bytes) {
+    const Team team = {&kernels, &scratch, 0, threads, memory.data()};
+    for (int64_t i = 0; i < tensors; ++i) {
+      if (HasLargeGroups(jobs[i]) && jobs[i].layout.count > kAlone) Scale(team, &jobs[i]);
+    }
+  }
+  return true;
 }
 
 }  // namespace hvdc

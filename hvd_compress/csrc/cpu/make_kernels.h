@@ -5,7 +5,6 @@
 #include "cpu/chunks.h"
 #include "cpu/decode_blocks.h"
 #include "cpu/encode_blocks.h"
-#include "cpu/level_blocks.h"
 #include "cpu/statistics.h"
 #include "cpu/topk_blocks.h"
 
@@ -35,8 +34,8 @@ void DecodeSum(const DecodeJob& job, int64_t first, int64_t last, const Scratch&
 
 template <class V>
 constexpr Kernels MakeKernels(const char* name) {
-  return {name,         Encode<V>,   EncodeChunks<V>, ChunkStats<V>,   ColumnStats<V>,
-          DecodeSum<V>, Checksum<V>, LevelNorms<V>,   EncodeLevels<V>, DecodeLevels<V>};
+  return {name,           Encode<V>,    EncodeChunks<V>, ChunkStats<V>,
+          ColumnStats<V>, DecodeSum<V>, Checksum<V>};
 }
 
 }  // namespace HVDC_ARCH

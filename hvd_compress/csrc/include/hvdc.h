@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define HVDC_ABI_VERSION 9
+#define HVDC_ABI_VERSION 10
 
 enum hvdc_codec {
   HVDC_ONEBIT = 1,
@@ -66,7 +66,7 @@ typedef struct {
   uint32_t group;     // elements of a group, where contiguous: a multiple of 64 up to 65,536
   uint32_t levels;    // ECQ: s, 1 to 127; TopK: elements that a group sends
   float factor;       // Int8 static and mantissa: 10^offset; Ternary: c, 0 does not clip
-  uint32_t coding;    // Ternary, ECQ: hvdc_coding; not of levels
+  uint32_t coding;    // Ternary, ECQ: hvdc_coding
   int64_t rows, columns;  // the tensor as a matrix; their product is the number of elements
 } hvdc_spec;
 
@@ -112,18 +112,16 @@ typedef struct {
   const void* residual;
   void* next_residual;
   float alpha, beta;
-  int64_t offset;          // place of the payload or words in the message: bytes, a multiple of 4
-  int64_t payload_bytes;   // the size of the payload or of the words
-  int64_t norm_offset;     // integer sums: of the first norm in the array of norms
-  int64_t norm_count;      // integer sums: how many norms
+  int64_t offset;          // place of the payload in the message: bytes, a multiple of 4
+  int64_t payload_bytes;   // the size of the payload
   int32_t dtype;           // the hvdc_dtype of values
-  int32_t bits;            // integer sums: of a lane
   uint32_t flags;          // out, of payloads: 1 where one is of an Inf or a NaN, else 0
   int32_t residual_dtype;  // HVDC_DTYPE_FLOAT32, or HVDC_DTYPE_BFLOAT16: rounded at random
+  int32_t reserved;
 } hvdc_tensor;
 
 // In all of these, *bad receives the number of the tensor that an error is about, -1 where there is
-// none, and may be null; the message and the norms may not, unless count is 0.
+// none, and may be null; the message may not, unless count is 0.
 
 // Encodes every tensor into its place in the message; bytes between payloads are left alone.
 HVDC_API int hvdc_encode_batch(hvdc_tensor* tensors, int64_t count, void* message, int threads,
@@ -135,28 +133,6 @@ HVDC_API int hvdc_encode_batch(hvdc_tensor* tensors, int64_t count, void* messag
 HVDC_API int hvdc_decode_batch(hvdc_tensor* tensors, int64_t count, const void* message,
                                int64_t stride, int32_t ranks, float scale, int threads,
                                int64_t* bad, int32_t* bad_rank);
-
-// Integer sums, of codecs whose numbers are whole multiples of a unit (HVDC_TERNARY and HVDC_ECQ):
-// ranks agree on the largest norm of each bucket, and add their levels as lanes of 32-bit words.
-// bits: of a lane, 2 to 16, wide enough for the levels' sum.
-
-// The number of words of a tensor's levels, or -1 where the codec has none or the lanes do not hold
-// them.
-HVDC_API int64_t hvdc_level_words(const hvdc_spec* spec, int bits);
-
-// The norms of every gradient's buckets, with the residual added where there is feedback; infinity
-// where a bucket is not finite.
-HVDC_API int hvdc_level_norms_batch(hvdc_tensor* tensors, int64_t count, float* norms, int threads,
-                                    int64_t* bad);
-
-// Levels with the norms that are given; buckets of infinite norm send zeros and keep their
-// residual.
-HVDC_API int hvdc_level_encode_batch(hvdc_tensor* tensors, int64_t count, const float* norms,
-                                     void* message, int threads, int64_t* bad);
-
-// values = (sum of levels * unit) * scale, in float32, rounded to dtype last.
-HVDC_API int hvdc_level_decode_batch(hvdc_tensor* tensors, int64_t count, const float* norms,
-                                     const void* message, float scale, int threads, int64_t* bad);
 
 #ifdef __cplusplus
 }

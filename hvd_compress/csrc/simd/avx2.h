@@ -220,14 +220,6 @@ struct Avx2 {
   HVDC_HD static I ShiftLeft(I x) {
     return {_mm256_slli_epi32(x.a, bits), _mm256_slli_epi32(x.b, bits)};
   }
-  HVDC_HD static I ShiftRightBy(I x, int bits) {
-    const __m128i by = _mm_cvtsi32_si128(bits);
-    return {_mm256_srl_epi32(x.a, by), _mm256_srl_epi32(x.b, by)};
-  }
-  HVDC_HD static I ShiftLeftBy(I x, int bits) {
-    const __m128i by = _mm_cvtsi32_si128(bits);
-    return {_mm256_sll_epi32(x.a, by), _mm256_sll_epi32(x.b, by)};
-  }
   HVDC_HD static I MulLow(I x, I y) { return Both<_mm256_mullo_epi32>(x, y); }
   HVDC_HD static I MinI(I x, I y) { return Both<_mm256_min_epi32>(x, y); }
   HVDC_HD static I MaxI(I x, I y) { return Both<_mm256_max_epi32>(x, y); }

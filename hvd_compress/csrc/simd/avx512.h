@@ -166,12 +166,6 @@ struct Avx512 {
   HVDC_HD static I ShiftLeft(I a) {
     return _mm512_slli_epi32(a, bits);
   }
-  HVDC_HD static I ShiftRightBy(I a, int bits) {
-    return _mm512_srl_epi32(a, _mm_cvtsi32_si128(bits));
-  }
-  HVDC_HD static I ShiftLeftBy(I a, int bits) {
-    return _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits));
-  }
   HVDC_HD static I MulLow(I a, I b) { return _mm512_mullo_epi32(a, b); }
   HVDC_HD static I MinI(I a, I b) { return _mm512_min_epi32(a, b); }
   HVDC_HD static I MaxI(I a, I b) { return _mm512_max_epi32(a, b); }

@@ -174,8 +174,6 @@ struct Plain {
   HVDC_HD static I ShiftLeft(I a) {
     HVDC_CHANGE(a, <<= bits);
   }
-  HVDC_HD static I ShiftRightBy(I a, int bits) { HVDC_CHANGE(a, >>= bits); }
-  HVDC_HD static I ShiftLeftBy(I a, int bits) { HVDC_CHANGE(a, <<= bits); }
   // The lower half of a product.
   HVDC_HD static I MulLow(I a, I b) { HVDC_CHANGE(a, *= b.v[l]); }
   HVDC_HD static I MinI(I a, I b) {

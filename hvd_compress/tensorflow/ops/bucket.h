@@ -28,7 +28,6 @@ struct Member {
   std::vector<Piece> pieces, inner;  // inner: the same within a host, by its own codec
   int64_t step = 0;                  // the position in the noise, stamped on payloads
   double scale = 0;                  // on the sum of the ranks' gradients
-  std::vector<float> norms;          // this rank's own, in an integer sum
   tensorflow::Tensor result;         // once decoded, if status is ok
   absl::Status status;
 };

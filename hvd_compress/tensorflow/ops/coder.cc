@@ -26,20 +26,12 @@ Coder::Coder(OpKernelConstruction* context) {
   OP_REQUIRES_OK(context, context->GetAttr("streams", &streams_));
   OP_REQUIRES_OK(context, context->GetAttr("own", &own_));
   OP_REQUIRES_OK(context, context->GetAttr("own_stream", &own_stream_));
-  OP_REQUIRES_OK(context, context->GetAttr("bits", &bits_));
-  OP_REQUIRES_OK(context, context->GetAttr("norms", &norms_));
   OP_REQUIRES(context,
               spec.size() == sizeof(spec_) && (inner.empty() || inner.size() == sizeof(inner_)),
               errors::InvalidArgument(label_, ": expected a spec of ", sizeof(spec_),
                                       " bytes, got ", spec.size()));
   std::memcpy(&spec_, spec.data(), sizeof(spec_));
   std::memcpy(&inner_, inner.data(), inner.size());
-  if (bits_ == 0) return;
-  flat_ = PieceOf(TensorShape({lengths_[0]}), 0).spec;
-  words_ = hvdc_level_words(&flat_, bits_);
-  OP_REQUIRES(context, words_ >= 0,
-              errors::InvalidArgument(label_, ": expected a codec with levels that lanes of ",
-                                      bits_, " bits hold"));
 }
 
 absl::Status Coder::CheckTraced(const Tensor& gradient) const {

@@ -26,8 +26,7 @@ struct Piece {
 // within a host, or empty); seed (of the noise);
 // threads; alpha, beta (of error feedback); begins, lengths (the pieces for each owner of gradient
 // 0; none for the whole gradient as one piece); streams (the rank in each piece's noise key); own,
-// own_stream (the piece that this rank owns, and the rank in the noise key of its average); bits,
-// norms (of an integer sum: of a lane, and how many norms there are).
+// own_stream (the piece that this rank owns, and the rank in the noise key of its average).
 class Coder {
  public:
   explicit Coder(tensorflow::OpKernelConstruction* context);
@@ -62,39 +61,9 @@ class Coder {
                       tensorflow::Tensor* message, tensorflow::Var* residual,
                       tensorflow::Tensor* before) const;
 
-  // Integer sums, on the CPU. The numbers of norms and of words of levels of a gradient.
-  int64_t norms() const { return norms_; }
-  int64_t words() const { return words_; }
-
-  // Words behind the levels: one that counts the ranks, and a check.
-  static constexpr int64_t kExtraWords = 2;
-
-  // The check of levels and the count behind them, and of norms as often as ranks are counted
-  // (hvd_compress/exchanges/integer_sum.py). Checks can be added.
-  int32_t CheckOf(const float* norms, const int32_t* words) const;
-
-  // Whether the sum of the ranks' checks is that of the sums of their levels.
-  bool Agrees(const float* norms, const int32_t* words) const;
-
-  // The largest norms of a gradient that this rank needs, its residual included.
-  absl::Status Norms(tensorflow::OpKernelContext* context, const tensorflow::Tensor& gradient,
-                     tensorflow::Var* residual, float* norms) const;
-
-  // Levels with the norms that the ranks agreed on; updates the residual.
-  absl::Status EncodeLevels(tensorflow::OpKernelContext* context, int64_t number, int64_t step,
-                            const tensorflow::Tensor& gradient, const float* norms,
-                            tensorflow::Var* residual, int32_t* words,
-                            tensorflow::Tensor* before) const;
-
-  // sum = scale * the units of the norms * the sum of levels.
-  absl::Status DecodeLevels(const float* norms, const int32_t* words, float scale,
-                            tensorflow::Tensor* sum) const;
-
  private:
   Piece PieceOf(const tensorflow::TensorShape& shape, int64_t begin) const;
   hvdc_noise NoiseOf(int64_t stream, int64_t number, int64_t step) const;
-  hvdc_tensor LevelTensor(const tensorflow::Tensor& values, int64_t number, int64_t step) const;
-  absl::Status CheckLevels(int status, const char* what) const;
 
   // The residual as it is, one number an element, zeros at first. The caller holds the variable's
   // lock, and this coder has feedback.
@@ -102,10 +71,10 @@ class Coder {
                        tensorflow::Var* residual, tensorflow::Tensor* now) const;
 
   std::string label_;
-  hvdc_spec spec_, flat_;  // as it came, and of all elements in one dimension
-  hvdc_spec inner_ = {};   // within a host; codec 0: none
-  int64_t seed_, own_, own_stream_, norms_, words_ = 0;
-  int threads_, bits_;
+  hvdc_spec spec_;
+  hvdc_spec inner_ = {};  // within a host; codec 0: none
+  int64_t seed_, own_, own_stream_;
+  int threads_;
   float alpha_, beta_;
   std::vector<int64_t> begins_, lengths_, streams_;
 };

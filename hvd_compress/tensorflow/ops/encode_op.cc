@@ -17,10 +17,10 @@ using namespace tensorflow;  // NOLINT: the registration macros need it
 // submitted: the first member's token. everybody: whether all ranks take part in the step. what:
 // "payloads" are encoded gradients or pieces of them, and residuals move on; "numbers" are
 // pieces as they are, for owners on this host; "inner" are pieces that the codec within a host
-// encodes; "norms" begin an integer sum. sizes: the bytes for each owner. encoded: whether the
-// message is one of these; if not, because a rank has joined or a gradient warms up, it holds the
-// gradients as float32 numbers. ranks: the number that gather the message. length: the bytes of the
-// payloads, where all ranks rely on it because they add messages up; else -1.
+// encodes. sizes: the bytes for each owner. encoded: whether the message is one of these; if not,
+// because a rank has joined or a gradient warms up, it holds the gradients as float32 numbers.
+// ranks: the number that gather the message. length: the bytes of the payloads, where all ranks
+// rely on it because they add messages up; else -1.
 //
 // It does not fail, because the other ranks wait for a message: they get zeros in place of
 // gradients that could not be encoded, or no numbers, and the results fail.
@@ -32,7 +32,7 @@ REGISTER_OP("HvdcEncode")
     .Output("sizes: int32")
     .Output("encoded: bool")
     .Attr("bucket: int")
-    .Attr("what: {'payloads', 'numbers', 'inner', 'norms'}")
+    .Attr("what: {'payloads', 'numbers', 'inner'}")
     .Attr("warmup: int")
     .Attr("ranks: int")
     .Attr("length: int")
@@ -97,12 +97,10 @@ class EncodeOp : public AsyncOpKernel {
     const auto started = std::chrono::steady_clock::now();
     if (!encoded) {
       TF_RETURN_IF_ERROR(Widen(context, kernels->get(), *bucket, &message));
-    } else if (what_ == "payloads" || what_ == "inner") {
-      TF_RETURN_IF_ERROR(Payloads(context, ledger, *kernels, bucket, &message));
     } else if (what_ == "numbers") {
       TF_RETURN_IF_ERROR(Numbers(context, ledger, *bucket, &message, sizes));
     } else {
-      TF_RETURN_IF_ERROR(Norms(context, ledger, bucket, &message));
+      TF_RETURN_IF_ERROR(Payloads(context, ledger, *kernels, bucket, &message));
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
     ledger->Count(kEncodeSeconds, seconds.count());
@@ -228,25 +226,6 @@ class EncodeOp : public AsyncOpKernel {
     for (const Member& member : bucket.members) {
       const Piece& own = member.pieces[member.coder->own()];
       ledger->Count(kElements, static_cast<double>(own.length));
-    }
-    return absl::OkStatus();
-  }
-
-  static absl::Status Norms(OpKernelContext* context, Ledger* ledger, Bucket* bucket,
-                            Tensor** message) {
-    int64_t count = 0;
-    for (const Member& member : bucket->members) count += member.coder->norms();
-    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({4 * count}), message));
-    auto* to = reinterpret_cast<float*>((*message)->flat<uint8_t>().data());
-    for (Member& member : bucket->members) {
-      const Coder& coder = *member.coder;
-      const absl::Status status = coder.Norms(context, member.gradient, member.residual.get(), to);
-      if (!status.ok()) {
-        ledger->Fail(std::string(status.message()));
-        std::fill_n(to, coder.norms(), 0.0f);
-      }
-      member.norms.assign(to, to + coder.norms());
-      to += coder.norms();
     }
     return absl::OkStatus();
   }

@@ -40,8 +40,6 @@ REGISTER_OP("HvdcSubmit")
     .Attr("streams: list(int)")
     .Attr("own: int")
     .Attr("own_stream: int")
-    .Attr("bits: int")
-    .Attr("norms: int")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(1));
