@@ -1,4 +1,4 @@
-"""Docstrings begin with a noun or a verb, and not with the rest of a sentence; so do their descriptions."""
+"""Docstrings, their descriptions and comments in C++ begin with a noun or a verb, as whole sentences do."""
 
 from __future__ import annotations
 
@@ -32,3 +32,22 @@ def test_none_begins_with_a_word_that_leaves_the_noun_to_the_reader() -> None:
                 starts = [ALONE.match(text.lstrip()), *DESCRIPTION.finditer(text)]
                 wrong += [f"{place}: {one.group()}" for one in starts if one]
     assert found > 4000 and not wrong, "\n".join(wrong)
+
+
+def test_comments_in_cpp() -> None:
+    """The first line of each comment; code that stands in front of a comment is part of its sentence."""
+    found, wrong = 0, []
+    for folder in ("benchmarks", "hvd_compress", "tests"):
+        paths = [
+            one for one in (TOP / folder).rglob("*") if one.suffix in {".c", ".cc", ".cu", ".h"}
+        ]
+        for path in paths:
+            before = ""
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                text = line.strip()
+                if text.startswith("// ") and not before.startswith("//"):
+                    found += 1
+                    if ALONE.match(text[3:]):
+                        wrong.append(f"{path.relative_to(TOP)}:{number}: {text}")
+                before = text
+    assert found > 500 and not wrong, "\n".join(wrong)

@@ -98,7 +98,7 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
 // Memory.
 
-// As from a real device: aligned, and full of what was there before.
+// Memory like a real device's: aligned, and full of what was there before.
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     void* const data = size ? std::aligned_alloc(512, (size + 511) / 512 * 512) : nullptr;
@@ -442,7 +442,7 @@ at::Tensor CopyFrom(const at::Tensor& from, const at::Tensor& to, bool non_block
   uses.Read(from);
   uses.Write(to);
   uses.Log("aten::copy_", Current());
-  // As CUDA does: the host waits for copies between it and the device.
+  // The host waits for copies between it and the device, as with CUDA.
   if (from.device() != to.device() && !non_blocking) Note("synchronize_stream", 0, Current());
   return to;
 }

@@ -82,7 +82,7 @@ inline void WriteChecksum(uint8_t* payload, int64_t bytes) {
   memcpy(payload + 24, &total, 8);
 }
 
-// What a payload occupies by its flags, where they are possible.
+// The bytes that a payload occupies by its flags, where they are possible.
 inline int64_t PayloadLength(const hvdc_spec& spec, const uint8_t* payload, int64_t bytes) {
   uint32_t flags;
   memcpy(&flags, payload + 16, 4);

@@ -38,8 +38,8 @@ struct Memory {
   Memory(int64_t size_, int64_t alignment, int64_t offset)
       : size(size_),
         all(aligned_alloc(256, static_cast<size_t>((size_ + offset + 255) / 256 * 256))) {
-    // At the end of the allocation, so that what lies behind is not its own; from there back to
-    // where the alignment allows a start.
+    // The memory ends with the allocation, so that what lies behind is not its own, and starts
+    // where the alignment allows it.
     const int64_t room = (size + offset + 255) / 256 * 256;
     data = static_cast<uint8_t*>(all) + (room - size) / alignment * alignment;
   }

@@ -99,7 +99,7 @@ int main(int argc, char** argv) {
       });
     }
     for (std::thread& caller : callers) caller.join();
-    // Not while the callers are at work: AddressSanitizer's own allocator may be locked then.
+    // The callers are no longer at work: they may have locked AddressSanitizer's own allocator.
     if (forks) CheckFork(seed);
     runs += done[0] + done[1] + done[2];
   }

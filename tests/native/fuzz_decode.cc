@@ -12,7 +12,7 @@ namespace {
 
 using cases::Case;
 
-// How much of a payload is put right; or the input is a gradient.
+// The part of a payload that is put right; or the input is a gradient.
 enum Mode { kRaw, kSized, kHeader, kGradient, kModes };
 
 #define DEMAND(condition)                                             \
@@ -32,7 +32,7 @@ std::unique_ptr<uint8_t[]> Fill(const uint8_t* data, size_t size, int64_t bytes)
   return filled;
 }
 
-// Of tensors whose codes may be entropy coded, some payloads are plain ones.
+// Some payloads of tensors whose codes may be entropy coded are plain ones.
 void WriteHeader(const Case& test, uint8_t* payload, int64_t bytes) {
   if (test.spec.coding && payload[17] % 4)
     return cases::WriteCodedHeader(test.spec, payload, bytes);
@@ -140,7 +140,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Case test = cases::MakeCase(data);
   if (hvdc_set_isa(test.isa) != HVDC_OK) return 0;
   if (data[15] == 255) {
-    // Also specs that no codec has.
+    // Some specs belong to no codec.
     if (size >= 2 * cases::kSpecBytes) memcpy(&test.spec, data + 16, 16);
     if (hvdc_payload_bytes(&test.spec) < 0) {
       int32_t bad;

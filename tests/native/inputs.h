@@ -70,7 +70,7 @@ struct Input {
     }
   }
 
-  // Without its place in a message; the residual is not used if there is no feedback.
+  // The tensor without a place in a message; the residual is not used if there is no feedback.
   hvdc_tensor Tensor(void* before_and_after) const {
     hvdc_tensor tensor = {};
     tensor.spec = test.spec;

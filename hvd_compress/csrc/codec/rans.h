@@ -369,7 +369,7 @@ class RansDecoder {
   }
 
  private:
-  // Where a place is the number of starts that are not above the slot, but for the first.
+  // The place is the number of starts, without the first one, that are not above the slot.
   template <int kBounds>
   static void Small(const RansDecodeTable& table, RansStream* stream, int64_t count,
                     uint8_t* codes) {

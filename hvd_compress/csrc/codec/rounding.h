@@ -19,7 +19,7 @@ HVDC_HD typename V::I RoundAtRandom(typename V::F x, typename V::I noise) {
 // number of the row flipped in their upper bits.
 constexpr int kRoundedRow = 128, kRounded = 1024;
 
-// Where the numbers come from that round residuals: codes are rounded with those of other steps.
+// The noise that rounds residuals: that of a step whose number no codes use.
 HVDC_HD NoiseState RoundingNoise(NoiseState noise) {
   noise.step_high ^= 1u << 31;
   return noise;
@@ -30,7 +30,7 @@ HVDC_HD uint32_t RoundingCounter(int64_t element) {
   return static_cast<uint32_t>(kLanes * (element / kRounded));
 }
 
-// What is flipped in the numbers of an element's row.
+// The bits to flip in the numbers of an element's row.
 HVDC_HD uint32_t RoundingFlip(int64_t element) {
   return static_cast<uint32_t>(element % kRounded / kRoundedRow) << 13;
 }

@@ -1,5 +1,4 @@
-// From a spec to its coder, and to the sums from which a group's scale is made, added up lane by
-// lane.
+// Chooses a spec's coder, and adds up, lane by lane, the sums from which a group's scale is made.
 #ifndef HVDC_CODEC_STATS_H_
 #define HVDC_CODEC_STATS_H_
 

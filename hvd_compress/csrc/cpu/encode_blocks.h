@@ -196,7 +196,7 @@ struct BlockEncoder {
                     ahead);
   }
 
-  // And counts the codes where they are to be entropy coded.
+  // Packs the codes, and counts them where they are to be entropy coded.
   static void Pack(const EncodeJob& job, const Scratch& scratch, int64_t count, uint8_t* packed) {
     uint8_t* const codes = scratch.codes;
     if constexpr (C::kPacking != Packing::kDirect) {

@@ -100,7 +100,7 @@ bool EntropyCoder::Code(const ScratchSet& scratch, int threads, const Kernels& k
   const int64_t together = count >= kChunksTogether * threads ? kChunksTogether : 1;
   const Buffer<RansEncodeTable> tables(coded_, Buffer<RansEncodeTable>::Fill::kNone);
   const Buffer<uint16_t> frequencies(kMaxAlphabet * coded_, Buffer<uint16_t>::Fill::kNone);
-  // At most as many words as elements. Pages that are not written take no memory.
+  // There are at most as many words as elements. Pages that are not written take no memory.
   const Buffer<uint16_t> words(elements + kSlack * count, Buffer<uint16_t>::Fill::kNone);
   if (!chunks || !encoded || !tasks || !tables || !frequencies || !words) return false;
   int64_t made = 0, task = 0;

@@ -76,8 +76,8 @@ inline DecodeJob MakeDecodeJob(const hvdc_tensor& tensor, float scale) {
   return job;
 }
 
-// Lets residuals that are written elsewhere go past the caches, where there are so many that the
-// next step would not find them there: a usual store first reads what it overwrites.
+// Marks residuals to be written past the caches if they are too many to be found there in the next
+// step, and are not updated in place: a usual store first reads the line that it overwrites.
 inline void StreamResiduals(EncodeJob* jobs, int64_t count) {
   constexpr int64_t kLeast = int64_t{1} << 19;  // elements, by measurement
   int64_t elements = 0;

@@ -13,7 +13,7 @@
 namespace hvdc {
 namespace {
 
-// Who takes a tensor's statistics, with what memory.
+// The threads that take a tensor's statistics, and their memory.
 struct Team {
   const Kernels* kernels;
   const ScratchSet* scratch;

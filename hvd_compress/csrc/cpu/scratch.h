@@ -33,7 +33,7 @@ class Buffer {
 
 class ScratchSet {
  public:
-  // For blocks of that many elements; coding: whether any tensor's codes are entropy coded.
+  // block: the elements in a block; coding: whether any tensor's codes are entropy coded.
   ScratchSet(int64_t block, int threads, bool coding = false)
       : floats_((block + kSlack + 63) / 64 * 64),
         codes_(4 * floats_ * static_cast<int64_t>(sizeof(float))),

@@ -169,7 +169,7 @@ extern "C" int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise,
   status = Run(StatisticsWork<Jobs>(job), job, StreamOf(*queue));
   if (status == HVDC_OK) status = Run(EncodeWork<Jobs>(job), job, StreamOf(*queue));
   if (status != HVDC_OK) {
-    // What the one has left for the other is not the next call's.
+    // The next call must not find what one kernel has left for another.
     cudaMemsetAsync(job.workspace.control, 0, sizeof(Control), StreamOf(*queue));
   }
   return Settle(status, *queue);

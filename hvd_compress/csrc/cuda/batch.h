@@ -8,7 +8,7 @@
 
 namespace hvdc {
 
-// What a block of threads works on.
+// The part of a batch on which a block of threads works.
 struct Share {
   uint32_t item;
   uint32_t block, blocks;  // its place among the item's

@@ -1,4 +1,4 @@
-// What calls of the C interface have in common.
+// The parts that all calls of the C interface share.
 #ifndef HVDC_CUDA_CALL_H_
 #define HVDC_CUDA_CALL_H_
 
@@ -47,7 +47,7 @@ inline cudaStream_t StreamOf(const hvdc_cuda_queue& queue) {
   return static_cast<cudaStream_t>(queue.stream);
 }
 
-// Under HVDC_CUDA_SYNC=1 every call waits for its work, so that it reports its own errors.
+// With HVDC_CUDA_SYNC=1, every call waits for its work, so that it reports its own errors.
 inline int Settle(int status, const hvdc_cuda_queue& queue) {
   static const bool wait = [] {
     const char* value = getenv("HVDC_CUDA_SYNC");

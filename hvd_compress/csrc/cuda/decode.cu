@@ -11,7 +11,7 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// What a kernel's blocks of threads use all the time.
+// The values that a kernel's blocks of threads keep from beginning to end.
 template <class C>
 struct Tools {
   C coder;

@@ -22,7 +22,7 @@ constexpr bool kHasTable = false;
 template <class V, class Search>
 constexpr bool kHasTable<TableCoder<V, Search>> = true;
 
-// What is known of C's payloads at compile time.
+// The properties of C's payloads that are known at compile time.
 template <class C>
 struct Format {
   static constexpr bool kBits = C::kType == CodeType::kBit;
@@ -34,7 +34,7 @@ struct Format {
   static constexpr uint32_t kWords = C::kType == CodeType::kHalf   ? 2
                                      : C::kType == CodeType::kWord ? 4
                                                                    : 1;
-  // How far apart in a block the words of a warp's neighbouring rows are; 0: it depends.
+  // The distance in a block between the words of a warp's neighbouring rows; 0: it depends.
   static constexpr uint32_t kStep = kBits                             ? kRow / 32
                                     : C::kPacking == Packing::kDirect ? kRow / 4 * kWords
                                                                       : 0;
@@ -67,8 +67,8 @@ struct DigitPlace {
 
 struct NoPlace {};
 
-// Where a quad of C's codes is, the same in all payloads; kWhole: all four elements exist. Threads
-// past the tensor's end, but in its last tile, read planes for their neighbours.
+// The place of a quad of C's codes, the same in all payloads; kWhole: all four elements exist.
+// Threads past the tensor's end, but in its last tile, read planes for their neighbours.
 template <class C, bool kWhole>
 struct QuadPlace {
   using F = Format<C>;
@@ -218,7 +218,7 @@ struct QuadDecoder {
     return Thread::Sub(BitsFloat(bits), Thread::Add(0x1p23f, minus));
   }
 
-  // What the scale is multiplied by.
+  // The factors of the scale.
   __device__ static void Levels(const C& coder, const float* numbers, const Place& place,
                                 uint32_t word, float* levels) {
     uint32_t bytes = word;

@@ -91,7 +91,7 @@ __device__ inline void DrawNumbers(const NoiseState& noise, uint32_t element, bo
   }
 }
 
-// What codes and residuals of four elements are rounded with, where they are.
+// The noise that rounds the codes and residuals of four elements, if they are rounded at random.
 struct QuadNoise {
   Quad uniform;
   uint32_t rounding[4];
@@ -112,7 +112,7 @@ __device__ inline QuadNoise NoiseOf(const NoiseState& noise, uint32_t element, b
   return all;
 }
 
-// What is encoded, and what the residual becomes before the decoded number is subtracted.
+// The number to encode, and the residual before the decoded number is subtracted.
 struct Compensated {
   Quad x, kept;
 };
@@ -131,8 +131,8 @@ __device__ inline Compensated CompensateQuad(const EncodeJob& job, Mode mode, co
   return both;
 }
 
-// Where the elements of a block come from: straight from gradient and residual, or from the shared
-// memory in which they are held. kResidual: the dtype of residuals.
+// The source of a block's elements: gradient and residual themselves, or the shared memory that
+// holds them. kResidual: the dtype of residuals.
 template <int kResidual>
 struct FromTensor {
   template <bool kWhole>

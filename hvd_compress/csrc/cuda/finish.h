@@ -1,4 +1,4 @@
-// What the last block of an encoding kernel does: header and padding.
+// The last block of an encoding kernel writes header and padding.
 #ifndef HVDC_CUDA_FINISH_H_
 #define HVDC_CUDA_FINISH_H_
 
@@ -14,7 +14,7 @@ __device__ inline float* ScalesOf(uint8_t* payload) {
   return reinterpret_cast<float*>(payload + kHeaderBytes);
 }
 
-// Which of the workspace's tables a spec's coder uses, if any.
+// The number of the workspace's table that a spec's coder uses, if any.
 HVDC_HD uint32_t TableOf(const hvdc_spec& spec) {
   const bool tables = spec.codec == HVDC_INT8 && spec.variant != HVDC_LINEAR;
   return tables ? spec.variant - HVDC_DYNAMIC : 0;

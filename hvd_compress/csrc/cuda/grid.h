@@ -13,7 +13,7 @@ namespace HVDC_ARCH {
 __device__ inline uint32_t WarpOfBlock() { return threadIdx.x / kWarpSize; }
 __device__ inline uint32_t LaneOfWarp() { return threadIdx.x % kWarpSize; }
 
-// Which one of a job's blocks of threads this is, and how many there are.
+// The number of this block of threads among a job's, and how many there are.
 struct Place {
   __device__ uint32_t Thread() const { return block * kThreads + threadIdx.x; }
   __device__ uint32_t Threads() const { return blocks * kThreads; }
@@ -51,7 +51,7 @@ __device__ inline unsigned long long WarpSum(unsigned long long x) {
   return x;
 }
 
-// What a thread adds to the payload's header.
+// A thread's contributions to the payload's header.
 struct Totals {
   uint64_t checksum = 0;
   bool nonfinite = false;

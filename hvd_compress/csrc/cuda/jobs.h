@@ -1,4 +1,4 @@
-// What the kernels are told: jobs by value, and the workspace they share.
+// The kernels' arguments: jobs by value, and the workspace that they share.
 #ifndef HVDC_CUDA_JOBS_H_
 #define HVDC_CUDA_JOBS_H_
 
@@ -35,7 +35,7 @@ struct DevicePointer {
   T* value;
 };
 
-// What the blocks of one kernel tell each other; zeros between calls.
+// Messages among the blocks of one kernel; zeros between calls.
 struct Control {
   unsigned long long checksum;
   uint32_t tickets;    // blocks that are done
@@ -43,7 +43,7 @@ struct Control {
   uint32_t wrong;      // payloads from the first on whose indices no encoder writes
 };
 
-// What the decoding jobs of a call tell each other; zeros between calls.
+// Messages among the decoding jobs of a call; zeros between calls.
 struct Verdict {
   unsigned long long
       worst;      // the complement of a number that is least for the first altered payload
@@ -83,7 +83,7 @@ struct Blocks {
   Divider by_size, by_words;
 };
 
-// Where the numbers of a spec's groups come from.
+// The passes in which a spec's groups get their numbers.
 struct Passes {
   bool held;       // one pass: the group is held in shared memory
   bool columns;    // sums down the columns
@@ -134,9 +134,9 @@ struct DecodeJob {
 
 namespace HVDC_ARCH {
 
-// By at least 2.
+// divisor: at least 2.
 HVDC_HD Divider MakeDivider(uint32_t divisor) {
-  // With 2^bits >= divisor > 2^(bits - 1), the inverse times 2^(31 + bits), rounded up, fits 32
+  // If 2^bits >= divisor > 2^(bits - 1), the inverse times 2^(31 + bits), rounded up, fits 32
   // bits, and what rounding adds to a quotient is less than one divisor's part.
   uint32_t bits = 0;
   while (uint64_t{1} << bits < divisor) ++bits;
@@ -149,7 +149,7 @@ HVDC_HD uint32_t Quotient(const Divider& divider, uint32_t number) {
          divider.shift;
 }
 
-// Of a payload of fewer than 2^31 words.
+// layout: of a payload of fewer than 2^31 words.
 HVDC_HD Blocks MakeBlocks(const hvdc_spec& spec, const Layout& layout) {
   Blocks blocks;
   blocks.elements = static_cast<uint32_t>(layout.count);
@@ -177,7 +177,7 @@ HVDC_HD uint32_t ElementsOfBlock(const Blocks& blocks, uint32_t block) {
   return rest < blocks.size ? rest : blocks.size;
 }
 
-// Where in its block's codes the word of a plane is that has the bits of this element.
+// The index, among its block's codes, of a plane's word with the bits of this element.
 HVDC_HD uint32_t PlaneWord(const Blocks& blocks, uint32_t position, uint32_t plane) {
   return 2 * (position / kTile * blocks.planes + plane) + position % kTile / 32;
 }
@@ -220,7 +220,7 @@ struct Parts {
   int64_t used;
 };
 
-// What one job's sums and scales need.
+// Takes the memory for one job's sums and scales.
 HVDC_HD void TakeScratch(const hvdc_spec& spec, const Passes& passes, Parts* parts,
                          Workspace* workspace) {
   if (passes.columns) {

@@ -1,5 +1,5 @@
-// What the .cu files offer to each other: kernels for jobs, and work put into a stream. Functions
-// that return int return an hvdc_status or an hvdc_cuda_status.
+// The functions that .cu files call in each other: kernels for jobs, and work put into a stream.
+// Those that return int return an hvdc_status or an hvdc_cuda_status.
 #ifndef HVDC_CUDA_KERNELS_H_
 #define HVDC_CUDA_KERNELS_H_
 
@@ -39,7 +39,7 @@ Work<Jobs> TopKEncodeWork(const EncodeJob& job);
 template <class Jobs>
 Work<Jobs> TopKDecodeWork(const DecodeJob& job);
 
-// What a workspace has before the first call.
+// Fills a workspace before the first call.
 int Prepare(void* zeros, int64_t bytes, Int8Tables* tables, cudaStream_t stream);
 
 // Remembers what CUDA answered, for hvdc_cuda_message.

@@ -15,7 +15,7 @@ namespace HVDC_ARCH {
 // Blocks whose threads have one quad each.
 inline int64_t BlocksForQuads(int64_t count) { return (count + 4 * kThreads - 1) / (4 * kThreads); }
 
-// How many blocks of kThreads the current device runs at a time.
+// The number of blocks of kThreads that the current device runs at a time.
 template <class... Parameters>
 int Resident(void (*kernel)(Parameters...), size_t shared, int64_t* most) {
   int device = 0, processors = 0, resident = 0;
@@ -42,8 +42,8 @@ int LaunchBlocks(void (*kernel)(Parameters...), int64_t blocks, size_t shared, c
   return Check(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-// As many blocks as there is work for, at least one, but no more than the device runs at a time:
-// they take what is left over, and all end together.
+// Launches as many blocks as there is work for, at least one, but no more than the device runs at a
+// time: they share the work that is left, and all end together.
 template <class... Parameters, class... Arguments>
 int Launch(void (*kernel)(Parameters...), int64_t blocks, size_t shared, cudaStream_t stream,
            const Arguments&... arguments) {

@@ -1,5 +1,4 @@
-// What decoding does with payloads as a whole: checksums are taken on the way, and looked at by the
-// last block.
+// Checksums of payloads: decoding takes them on the way, and the last block compares them.
 #ifndef HVDC_CUDA_PAYLOAD_SUMS_H_
 #define HVDC_CUDA_PAYLOAD_SUMS_H_
 
@@ -74,7 +73,7 @@ __device__ inline void AddRest(const DecodeJob& job, const Place& place, const P
   const uint32_t words = static_cast<uint32_t>(job.layout.payload_bytes / 4);
   uint32_t end = words;
   if (blocks.count) {
-    // As far as quads reach: casts' are two words and four.
+    // The words of a quad: two and four for casts.
     const uint32_t quad = job.spec.codec == HVDC_FP32 ? 4 : IsCast(job.spec) ? 2 : 1;
     end = CodesOfBlock(blocks, blocks.count - 1) + (blocks.last_words + quad - 1) / quad * quad;
   }

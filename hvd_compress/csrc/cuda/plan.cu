@@ -233,7 +233,7 @@ int Upload(Plan<Item, Batch>* plan, const hvdc_cuda_queue& queue) {
   memcpy(bytes.data() + bytes.size() - size, plan->items.data(), size);
   const DeviceGuard guard(queue.device);
   if (guard.status() != HVDC_OK) return guard.status();
-  // Of pageable memory, which has been read when the call returns.
+  // The source is pageable memory, which has been read when the call returns.
   const int status = Check(
       cudaMemcpyAsync(memory, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, StreamOf(queue)));
   if (status != HVDC_OK) return status;
@@ -286,7 +286,7 @@ int RunBatch(const Plan<Item, Batch>& plan, const hvdc_cuda_array* arrays, int64
     const int64_t blocks = static_cast<int64_t>(group.shares.size());
     const int launched = LaunchBlocks(group.kernel, blocks, group.shared, StreamOf(queue), batch);
     if (launched != HVDC_OK) {
-      // What the kernels before have left for it is not the next call's.
+      // The next call must not find what this call's kernels have left for each other.
       cudaMemsetAsync(plan.controls, 0, static_cast<size_t>(plan.zeros), StreamOf(queue));
       return launched;
     }

@@ -56,7 +56,7 @@ __device__ inline uint32_t PlaneOfCodes(uint32_t bytes) {
   return TransposeNibbles(BytesToNibbles(bytes));
 }
 
-// And back; a thread in whose place no plane is brings 0.
+// The inverse; a thread whose place has no plane brings 0.
 __device__ inline uint32_t CodesOfPlane(uint32_t word) {
   return NibblesToBytes(TransposeNibbles(word));
 }

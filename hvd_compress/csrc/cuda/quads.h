@@ -22,7 +22,7 @@ struct alignas(16) Quad {
   float v[4];
 };
 
-// As many bytes as four elements take.
+// The type with as many bytes as four elements.
 template <size_t size>
 struct QuadMemory;
 template <>
@@ -34,7 +34,7 @@ struct QuadMemory<2> {
   using T = uint2;
 };
 
-// How many of the four elements from position on lie below count.
+// The number of the four elements from position on that lie below count.
 __device__ inline uint32_t ValidOf(uint32_t position, uint32_t count) {
   if (position >= count) return 0;
   return count - position < 4 ? count - position : 4;

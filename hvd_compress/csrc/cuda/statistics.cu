@@ -13,7 +13,7 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// What is encoded, one element. kResidual: the dtype of residuals.
+// One element to encode. kResidual: the dtype of residuals.
 template <int kDtype, int kResidual>
 __device__ inline float ReadAs(const EncodeJob& job, int64_t element) {
   using E = Elements<Thread, kDtype>;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) FoldChunks(const __grid_constant__ J
   }
 }
 
-// What is left of each row's sums, to its scale.
+// Adds up the rest of each row's sums, and makes its scale.
 template <StatsKind kKind, class Jobs>
 __global__ void __launch_bounds__(kThreads) FoldRows(const __grid_constant__ Jobs jobs) {
   Place place;
@@ -184,7 +184,7 @@ Statistics<Jobs> RowStatistics(const EncodeJob& job) {
   if (passes.folds) {
     all.fold_chunks = {FoldChunks<kKind, Jobs>, blocks(passes.rows * passes.folds, kWarps), 0};
   }
-  // What SumAllChunks has not finished by itself.
+  // SumAllChunks has not finished these by itself.
   if (passes.folds || (passes.rows > 1 && passes.chunks > 1)) {
     all.fold_groups = {FoldRows<kKind, Jobs>, blocks(passes.rows, kWarps), 0};
   }

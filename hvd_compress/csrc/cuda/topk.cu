@@ -80,8 +80,8 @@ __device__ HVDC_NOINLINE void HoldTile(const EncodeJob& job, float* x, uint32_t 
   __syncthreads();
 }
 
-// Which elements of a chunk are sent: those whose magnitude's bits are above least, and the first
-// ones that are equal to it.
+// The elements of a chunk that are sent: those whose magnitude's bits are above least, and the
+// first ones that are equal to it.
 struct Cut {
   uint32_t least, equal;
 };
@@ -274,7 +274,7 @@ class ChunkEncoder {
         }
       }
       __syncthreads();
-      // As the next pass expects it.
+      // The next pass expects positions alone.
       for (uint32_t e = threadIdx.x; e < number; e += kThreads) list[e] &= 0xFFFFu;
     });
     if (adds) {

@@ -17,7 +17,7 @@ extern "C" {
 
 enum { HVDC_CUDA_MAX_PAYLOADS = 1024 };
 
-// What these calls may return beside hvdc_status.
+// The values that these calls return beside those of hvdc_status.
 enum hvdc_cuda_status {
   HVDC_CUDA_FAILED = 16,      // hvdc_cuda_message() says why
   HVDC_CUDA_TOO_LARGE = 17,   // 2^31 elements or words of the payload, or too many payloads
@@ -25,7 +25,8 @@ enum hvdc_cuda_status {
   HVDC_CUDA_WORKSPACE = 19,   // the workspace is smaller than hvdc_cuda_workspace_bytes says
 };
 
-// Where work goes. Calls with the same workspace must be on the same stream, or ordered by events.
+// A destination of work. Calls with the same workspace must be on the same stream, or ordered by
+// events.
 typedef struct {
   int32_t device;  // ordinal; calls leave the thread's current device as it was
   int32_t reserved;
@@ -34,10 +35,9 @@ typedef struct {
   int64_t workspace_bytes;
 } hvdc_cuda_queue;
 
-// What a payload that is not what it should be leaves behind: the first of a batch's first entry
-// that has one. It stays until the caller sets status to 0. May be in host memory that the device
-// can write (pinned, mapped). Calls with the same one must be on the same stream, or ordered by
-// events.
+// The error of an altered payload: that of the first one in a batch's first entry with any. It
+// stays until the caller sets status to 0. May be in host memory that the device can write (pinned,
+// mapped). Calls with the same one must be on the same stream, or ordered by events.
 typedef struct {
   uint32_t status;  // HVDC_OK, HVDC_BAD_HEADER, HVDC_BAD_CHECKSUM or HVDC_BAD_CODES
   int32_t payload;  // its index in the call
@@ -46,7 +46,7 @@ typedef struct {
 
 HVDC_API uint32_t hvdc_cuda_abi_version(void);
 
-// What the last failed call of this thread met, in CUDA's words; never null.
+// The error of this thread's last failed call, in CUDA's words; never null.
 HVDC_API const char* hvdc_cuda_message(void);
 
 // Bytes that any of the calls below need for this spec, or -1 where it is not valid or has an
@@ -105,7 +105,7 @@ typedef struct {
 // An array of a call, which holds one or several tensors one behind the other.
 typedef struct {
   void* values;  // encoding: the gradient, only read; decoding: the output
-  // As in hvdc_tensor; not looked at where no tensor of the array has feedback.
+  // The same as in hvdc_tensor; ignored where no tensor of the array has feedback.
   const void* residual;
   void* next_residual;
   uint64_t step;
@@ -113,7 +113,7 @@ typedef struct {
   int32_t reserved;
 } hvdc_cuda_array;
 
-// What a batch's calls have in common. Freed by hvdc_cuda_plan_free, which does not wait.
+// The part that a batch's calls share. Freed by hvdc_cuda_plan_free, which does not wait.
 typedef struct hvdc_cuda_plan hvdc_cuda_plan;
 
 HVDC_API int hvdc_cuda_plan_encode(const hvdc_cuda_entry* entries, int64_t count, int32_t device,

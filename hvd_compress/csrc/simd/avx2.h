@@ -11,8 +11,8 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// By eight-bit masks, which bytes of eight shorts each short consists of: for each lane, the packed
-// value that it takes, and the opposite, with the packed values in the highest lanes.
+// Orders of the bytes of eight shorts, by eight-bit masks: for each lane, the packed value that it
+// takes, and the opposite, with the packed values in the highest lanes.
 struct Orders {
   alignas(16) uint8_t expand[256][16], compress[256][16];
   constexpr Orders() : expand(), compress() {

@@ -73,7 +73,7 @@ struct Avx512 {
     const char* bytes = static_cast<const char*>(values);
     return {{LoadWords(bytes), LoadWords(bytes + sizeof(I))}};
   }
-  // By the lowest bits of the index.
+  // Only the lowest bits of the index count.
   HVDC_HD static I Lookup16(I table, I index) { return _mm512_permutexvar_epi32(index, table); }
   HVDC_HD static I ExpandShorts(const uint16_t* p, M m) {
     return _mm512_maskz_expand_epi32(m, LoadShorts(p));

@@ -82,7 +82,7 @@ struct Plain {
   }
   HVDC_HD static void StoreWords(void* p, I x) { memcpy(p, x.v, sizeof(x.v)); }
   HVDC_HD static I Gather(const uint32_t* table, I index) { HVDC_LANES(I, table[index.v[l]]); }
-  // From a table of sixteen numbers; the index is below sixteen.
+  // table: sixteen numbers; index: below sixteen.
   HVDC_HD static I Lookup16(I table, I index) { HVDC_LANES(I, table.v[index.v[l]]); }
   // The lanes of a mask, in order, get the shorts from p on; others have no meaning. Reads sixteen.
   HVDC_HD static I ExpandShorts(const uint16_t* p, M m) {

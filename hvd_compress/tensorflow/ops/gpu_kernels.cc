@@ -42,7 +42,7 @@ absl::StatusOr<std::shared_ptr<GpuKernels>> GpuKernels::For(OpKernelContext* con
   Tensor error;
   TF_RETURN_IF_ERROR(context->allocate_temp(
       DT_UINT8, TensorShape({int64_t{sizeof(hvdc_cuda_error)}}), &error, pinned));
-  // For ever: when a compressor goes, some of its work may still be to come.
+  // Never freed: when a compressor goes, some of its work may still be to come.
   kernels->error_ = static_cast<hvdc_cuda_error*>((new Tensor(error))->data());
   *kernels->error_ = {};
   return kernels;
@@ -107,7 +107,7 @@ absl::Status GpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
 
 absl::Status GpuKernels::FlagNonfinite(const void* halves, int64_t count, bool*) {
   if (count == 0) return absl::OkStatus();
-  // By the codec that keeps all of their bits: its payload has a flag.
+  // The codec keeps all of their bits, and its payload has a flag.
   Tensor same;
   TF_RETURN_IF_ERROR(Allocate(count * static_cast<int64_t>(sizeof(uint16_t)), &same));
   return Pass(HVDC_FP16, "a sum in float16", halves, HVDC_DTYPE_FLOAT16, count, 1, same.data(),
@@ -125,7 +125,7 @@ absl::Status GpuKernels::RestoreIfFlagged(const void* before, void* after, int d
 
 absl::Status GpuKernels::Scale(const void* numbers, int from, int64_t count, float scale, void* out,
                                int to) {
-  // By the codec that keeps all bits: such steps are rare.
+  // The codec keeps all bits: such steps are rare.
   return Pass(HVDC_FP32, "an uncompressed sum", numbers, from, count, scale, out, to, false);
 }
 

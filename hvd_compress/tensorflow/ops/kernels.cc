@@ -13,7 +13,7 @@ namespace {
 
 constexpr CodecFunctions kNative = {hvdc_payload_bytes, hvdc_encode_batch, hvdc_decode_batch};
 
-// By the codec's id, a byte of the payload's header.
+// The index is the codec's id, a byte of the payload's header.
 std::array<const CodecFunctions*, 256> references = {};
 
 }  // namespace
@@ -56,8 +56,8 @@ absl::Status BadPayload(const Senders& senders, int status, int copy) {
 
 }  // namespace hvd_compress
 
-// For ctypes: a codec without kernels, before the first graph with it is traced. The functions have
-// to live as long as the process.
+// Sets the functions of a codec without kernels, by ctypes, before the first graph with it is
+// traced. The functions have to live as long as the process.
 extern "C" void hvdc_tensorflow_set_reference(uint8_t codec,
                                               const hvd_compress::CodecFunctions* functions) {
   hvd_compress::references[codec] = functions;

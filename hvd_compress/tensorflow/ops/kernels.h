@@ -11,7 +11,7 @@
 
 namespace hvd_compress {
 
-// Who encodes and decodes with a codec: the native library, or Python, for a codec without kernels.
+// The functions of a codec: the native library's, or Python's for a codec without kernels.
 struct CodecFunctions {
   decltype(&hvdc_payload_bytes) payload_bytes;
   decltype(&hvdc_encode_batch) encode_batch;

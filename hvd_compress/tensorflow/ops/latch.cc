@@ -24,7 +24,7 @@ void Latch::Wait(Then then, tensorflow::CancellationManager* cancellation) {
     bool cancelled = false;
     const int64_t number = waits_++;
     if (!happened && cancellation != nullptr) {
-      // Under the lock: the thread that calls `then` may end the step, and the manager with it.
+      // The lock is held: the thread that calls `then` may end the step, and the manager with it.
       const auto token = cancellation->get_cancellation_token();
       cancelled = !cancellation->RegisterCallback(
           token, [self = shared_from_this(), number] { self->Cancel(number); });

@@ -41,7 +41,8 @@ struct Move {
     *residual->tensor() = before;
   }
 
-  // Where only the device knows flags: undoes the move there, if a payload of the step is flagged.
+  // Undoes the move on the device, if only the device knows flags and a payload of the step has
+  // one.
   absl::Status TakeBackIfFlagged() {
     if (!kernels) return absl::OkStatus();
     tensorflow::mutex_lock lock(*residual->mu());

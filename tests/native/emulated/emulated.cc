@@ -223,12 +223,12 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return cudaSuccess;
 }
 
-// How many grids have run.
+// The number of grids that have run.
 extern "C" __attribute__((visibility("default"))) long hvdc_emulated_launches(void) {
   return emulated::machine.launches;
 }
 
-// How many processors the device has, and in which order threads and blocks take turns.
+// The number of the device's processors, and the order in which threads and blocks take turns.
 extern "C" __attribute__((visibility("default"))) void hvdc_emulated_configure(int processors,
                                                                                unsigned seed) {
   emulated::machine.processors = processors;

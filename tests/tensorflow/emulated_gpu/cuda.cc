@@ -24,7 +24,7 @@ Function Find(Function, const char* name) {
 }
 #define HVDC_EMULATED(name) Find(&name, #name)
 
-// What a device would not tell before the next synchronization, ends the test at once.
+// Ends the test at once, where a device would report the error at the next synchronization only.
 void Put(const hvdc_cuda_queue& queue, const char* call,
          std::function<int(const hvdc_cuda_queue*)> work) {
   if (queue.stream != &emulated_gpu::Machine::Get() || queue.device != 0) {
