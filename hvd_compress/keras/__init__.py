@@ -23,7 +23,6 @@ from hvd_compress.keras.callbacks import (
     CompressionMetrics,
     MetricAverage,
 )
-from hvd_compress.keras.learning_rate import LearningRateSchedule, LearningRateWarmup
 from hvd_compress.keras.optimizer import DistributedOptimizer, load_model
 from hvd_compress.tensorflow import *  # noqa: F403 - OneBit, Int8 and so on, and what goes with them.
 
@@ -32,8 +31,6 @@ __all__ = [
     "CompareWeights",
     "CompressionMetrics",
     "DistributedOptimizer",
-    "LearningRateSchedule",
-    "LearningRateWarmup",
     "MetricAverage",
     "load_model",
 ]
