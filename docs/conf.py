@@ -17,7 +17,13 @@ project = "hvd_compress"
 copyright = "the hvd_compress authors"
 version = release = hvd_compress.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_inline_tabs",
+]
 # Formulas are MathML, which browsers draw without a script and without a network.
 html_math_renderer = "mathml"
 myst_enable_extensions = ["amsmath", "dollarmath"]
@@ -27,8 +33,12 @@ exclude_patterns = ["examples", "generated/*.md"]
 html_theme = "furo"
 html_title = "hvd_compress"
 html_static_path = ["static"]
-html_css_files = ["wide.css"]
+html_css_files = ["pages.css"]
 html_theme_options = {"sidebar_hide_name": False}
+# Code has a button to copy it, without Python's prompts; printed output, which is "text", has none.
+copybutton_selector = "div[class*=highlight-]:not(.highlight-text) pre"
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

@@ -39,17 +39,18 @@ def draw(measure: Measure, rows: list[Row], path: Path) -> None:
     With several optimizers, each has a panel, with the differences to its uncompressed runs.
     """
     optimizers = by_optimizer(rows)
-    width = 8.2 if len(optimizers) == 1 else 4.6 * len(optimizers)
-    with figure(path, columns=len(optimizers), size=(width, 5.0), sharey=True) as axes:
-        for (optimizer, own), plot in zip(optimizers.items(), axes[0], strict=True):
+    size = (8.2, 5.0) if len(optimizers) == 1 else (6.0, 2.4 * len(optimizers))
+    with figure(path, rows=len(optimizers), size=size, sharex=True, sharey=True) as axes:
+        for (optimizer, own), plot in zip(optimizers.items(), axes[:, 0], strict=True):
             found = [one for one in points(own, measure) if one.value is not None]
             if len(optimizers) > 1:
                 found = [replace(one, value=one.difference) for one in found]
                 plot.set_title(_TITLES[optimizer])
             _panel(plot, found, measure)
+            plot.label_outer()
         _legend(axes[0][0], measure)
         relative = ", difference to uncompressed" if len(optimizers) > 1 else ""
-        axes[0][0].set_ylabel(measure.unit + relative)
+        axes[0][0].figure.supylabel(measure.unit + relative, fontsize="medium")
 
 
 def _panel(plot: Any, found: list[Point], measure: Measure) -> None:

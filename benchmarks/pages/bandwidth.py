@@ -82,7 +82,7 @@ def draw(path: Path) -> None:
     """Writes the picture."""
     times, plt = seconds(), pyplot()
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 10})
-    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(4.95, 4.8), layout="constrained")
     places = [min(link, _NO_LIMIT) for link in LINKS.values()]
     for (name, (label, marker)), color in zip(SHOWN.items(), COLORS, strict=False):
         values = [1e3 * one for one in times[name]]
@@ -105,9 +105,14 @@ def draw(path: Path) -> None:
             label="as fast as no compression",
         )
     axes.set(
-        xscale="log", yscale="log", ylabel="milliseconds a step", xlabel="rate of each host's link"
+        xscale="log",
+        yscale="log",
+        ylabel="milliseconds a step",
+        xlabel="rate of each host's link, Mbit/s",
     )
-    axes.set_xticks(places, [shown(link) for link in LINKS.values()])
+    axes.set_xticks(
+        places, ["no limit" if math.isinf(link) else f"{link:g}" for link in LINKS.values()]
+    )
     axes.tick_params(axis="x", which="minor", bottom=False)
     low, high = axes.get_ylim()
     ticks = [tick for tick in (20, 30, 50, 70, 100, 200, 300, 500, 700) if low < tick < high]

@@ -61,7 +61,7 @@ def draw(path: Path) -> None:
     """Writes the picture."""
     plt = pyplot()
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 10})
-    figure, axes = plt.subplots(figsize=(7.2, 2.9), layout="constrained")
+    figure, axes = plt.subplots(figsize=(4.95, 3.2), layout="constrained")
     height = 0.2
     for row, of_link in enumerate(RECORDS.values()):
         for number, (name, value) in enumerate(seconds(of_link).items()):
@@ -69,12 +69,12 @@ def draw(path: Path) -> None:
             place = row + (number - 1.5) * height
             axes.barh(place, value, 0.9 * height, color=color, label=None if row else label)
             axes.text(value + 0.1, place, f"{value:.2f} s", va="center", fontsize=9)
-    axes.set(xlim=(0, 12), xlabel="seconds a step")
+    axes.set(xlim=(0, 13), xlabel="seconds a step")
     axes.set_yticks(range(len(RECORDS)), list(RECORDS))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title("AlexNet on two hosts", loc="left")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=4, frameon=False, fontsize=9)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.2), ncols=2, frameon=False, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
