@@ -1,4 +1,4 @@
-"""Formulas of the site, of which `make docs` gives no warning."""
+"""What `make docs` gives no warning of: formulas of the site, and the version to cite."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+import hvd_compress
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -16,3 +18,8 @@ def test_no_formula_goes_over_a_line(page: Path) -> None:
     blocks = re.split(r"^ *```.*$", page.read_text(), flags=re.MULTILINE)
     for line in "".join(blocks[::2]).splitlines():
         assert re.sub(r"`[^`]*`|\$\$", "", line).count("$") % 2 == 0, line
+
+
+def test_the_citation_is_of_this_version() -> None:
+    cited = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {hvd_compress.__version__}\n" in cited
