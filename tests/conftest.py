@@ -67,7 +67,7 @@ MARKERS = {
     "docs/test_cluster_page.py": ("exhaustive",),
     "docs/test_docstrings.py": ("exhaustive",),
     "docs/test_pages.py": ("exhaustive",),
-    "docs/test_quickstart.py": ("exhaustive",),
+    "docs/test_examples.py": ("exhaustive",),
     "docs/test_recipes.py": ("exhaustive",),
     "faults": ("exhaustive", "solo"),
     "fsdp/test_beside_stock.py": ("exhaustive",),

@@ -49,7 +49,7 @@ FIRST = (
     "faults/test_faults.py",
     "keras",
     "suites/test_fsdp2.py",
-    "docs/test_quickstart.py",
+    "docs/test_examples.py",
     "cuda/test_batch.py",
     "torch",
     "diloco",

@@ -32,8 +32,7 @@ torch.manual_seed(1)
 task = torch.randn(FEATURES, CLASSES)
 network = nn.Sequential(nn.Linear(FEATURES, 128), nn.ReLU(), nn.Linear(128, CLASSES))
 model = DistributedDataParallel(network)
-compressor = hvdc.Compressor(model, OneBit())
-model.register_comm_hook(compressor, hvdc.hook)
+compressor = hvdc.register(model, OneBit())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 residuals = hvdc.GatheredState(compressor)  # Those of all ranks, in the file of the first one.
 

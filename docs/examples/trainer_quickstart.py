@@ -1,4 +1,4 @@
-"""Trains a small network on two ranks with 1-bit gradients, by Hugging Face Transformers' Trainer.
+"""Trains a small network on two ranks with 8-bit gradients, by Hugging Face Transformers' Trainer.
 
 Start it with: torchrun --standalone --nproc-per-node 2 docs/examples/trainer_quickstart.py
 """
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from hvd_compress import OneBit
+from hvd_compress import Int8
 from hvd_compress.transformers import CompressGradients
 
 FEATURES, CLASSES, SAMPLES = 64, 10, 12800
@@ -51,7 +51,7 @@ trainer = Trainer(
     ),
     train_dataset=[{"inputs": x, "labels": y} for x, y in zip(inputs, labels, strict=True)],
 )
-compress = CompressGradients(trainer, OneBit())
+compress = CompressGradients(trainer, Int8())
 trainer.add_callback(compress)
 trainer.train()
 
@@ -61,5 +61,4 @@ if trainer.is_world_process_zero():
     print(f"bytes a step without compression: {counters.per_step.uncompressed_bytes:.0f}")
     print(f"bytes a step handed to gloo: {counters.per_step.message_bytes:.0f}")
     print(f"bytes a step on the wire: {counters.per_step.wire_bytes:.0f}")
-    print(f"norm of what has not been sent yet: {compress.compressor.residual_norm():.3f}")
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Trains on two of Ray's workers with 1-bit gradients.
+"""Trains on two of Ray's workers with 8-bit gradients.
 
 Start it with: python docs/examples/cluster/ray_train.py
 """
@@ -11,7 +11,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 from torch import nn
 
 import hvd_compress.ddp as hvdc
-from hvd_compress import OneBit
+from hvd_compress import Int8
 
 STEPS = 200
 BATCH = 32
@@ -26,8 +26,7 @@ def train(config: dict[str, str]) -> None:
     data = torch.Generator().manual_seed(100 + dist.get_rank())  # ... but other samples.
 
     model = prepare_model(model)  # Ray wraps the model in DistributedDataParallel.
-    compressor = hvdc.Compressor(model, OneBit(), exchange=config["exchange"])
-    model.register_comm_hook(compressor, hvdc.hook)
+    compressor = hvdc.register(model, Int8(), exchange=config["exchange"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
     losses = []
