@@ -1,4 +1,4 @@
-"""Runs Horovod's quick start, docs/examples/torch_quickstart.py, on two of Ray's workers.
+"""Runs Horovod's first script, docs/examples/torch_quickstart.py, on two of Ray's workers.
 
 Start it with: python docs/examples/cluster/ray_horovod.py
 """
