@@ -123,7 +123,7 @@ class Compressor(ProcessGroupCompressor):
         if self._step is None:
             self._discarded.begin(self._last)
             self._between_steps()
-            self._step = self._begin()
+            self._step = self._begin(asks=self._rendezvous is None)
         step = self._step
         if bucket.index() <= step.last_index:
             raise ExchangeError(
@@ -132,25 +132,19 @@ class Compressor(ProcessGroupCompressor):
             )
         step.last_index = bucket.index()
         sent = self._packed(bucket)
-        if sent.inquiries:
-            # The others may be on their way to the next bucket: they have the same collectives until then.
-            self._inquire(sent)
-            step.held.append(sent)
-        else:
-            self._hand_over(step, [sent])
+        step.add(sent)
         if bucket.is_last():
             self._end(step)
         # A child of the future tells DDP's C++ code of an exception; the future itself only Python.
         return sent.future.then(lambda done: done.value())
 
     def _end(self, step: Step) -> None:
-        self._hand_over(step, step.held)
         self._step = None
         self._discarded.end()
         self.counters.steps += 1
         step.close()
-        if self._former is None:
-            self._note_agreement()
+        if step.agreement is not None:
+            self._note_agreement(step.agreement.name)
         # Ahead of DDP's own callback, which knows of a Python exception's text alone. A rank that has
         # joined (uneven inputs) has no backward pass: it is refused there.
         with contextlib.suppress(RuntimeError):

@@ -16,7 +16,7 @@ from hvd_compress.ddp.compressor import Compressor
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.private import job_store
-from hvd_compress.process_group.values import gather_states, problem_told, tell
+from hvd_compress.process_group.values import gather_states, together
 from hvd_compress.ranks.errors import explained
 
 _NOTE = (
@@ -75,10 +75,9 @@ class GatheredState:
                 ``load_resized``; or the state is that of a rank other than the first.
             ExchangeError: another rank has raised an error.
         """
-        with problem_told(None):
+        with together(None):
+            self._compressor._wait_for_ranks("GatheredState.load_state_dict")
             self._load(state)
-        if dist.is_initialized():
-            tell(collectives_of(None), None)
 
     def _load(self, state: dict[str, Any]) -> None:
         expect_state("GatheredState.load_state_dict", state, ["ranks"] if state else [])

@@ -102,6 +102,7 @@ class Planning(CompressorBase, ABC):
 
         The state may be that of a compressor without a planner; then everything is measured again.
         """
+        self._begin_loading("load_state_dict")
         expect_state("load_state_dict", state)
         planner = state.get("planner")
         if planner is not None:

@@ -10,13 +10,13 @@ import torch
 
 from hvd_compress.engine import packing
 from hvd_compress.engine.executors import Columns, keep_from_reuse
-from hvd_compress.engine.failures import change_of_some, explained
+from hvd_compress.engine.failures import explained
 from hvd_compress.engine.pending import Content, phase
 from hvd_compress.engine.plan import BucketPlan, BucketResiduals, Table
 from hvd_compress.engine.residuals import transpose, transpose_back
 from hvd_compress.engine.uncompressed import all_finite
 from hvd_compress.exchanges.comm import Comm, Sending
-from hvd_compress.exchanges.layout import CHANGED, USED, Piece
+from hvd_compress.exchanges.layout import USED, Piece
 from hvd_compress.kernels.batch import BatchPayloadError
 from hvd_compress.kernels.cpu_arrays import FixedArrays
 from hvd_compress.ranks.counters import Counters
@@ -44,10 +44,7 @@ class Batch(Content):
         flats: the gradients' elements in the order in which they are sent, shape=(n,) each: row-major, in
             the transposed matrix if ranks divide columns; empty after :meth:`write`.
         steps: the gradients' positions in the noise.
-        encodes: whether the batch sends gradients.
     """
-
-    encodes = True
 
     def __init__(
         self,
@@ -313,23 +310,19 @@ class Batch(Content):
 
         Raises:
             PayloadError: a payload was altered in transit.
-            ExchangeError: another rank has sent no payload, or only some ranks have changed their routes.
+            ExchangeError: another rank has sent no payload.
             Exception: this rank's own work has failed.
         """
-        try:
-            if self.error is not None:
-                raise self.error
-            assert self._write is not None
-            # Once. It refers to this batch, and a cycle would keep the tensors until Python looks for it.
-            write, self._write = self._write, None
-            self.order(self.flats[0])
-            if self.plan.deferred:
-                keep_from_reuse(*self.flats)  # Copies may have been made in another stream.
-            write(scale)
-            self._judge_sums()
-        except ExchangeError:
-            self._check_changes()
-            raise
+        if self.error is not None:
+            raise self.error
+        assert self._write is not None
+        # Once. It refers to this batch, and a cycle would keep the tensors until Python looks for it.
+        write, self._write = self._write, None
+        self.order(self.flats[0])
+        if self.plan.deferred:
+            keep_from_reuse(*self.flats)  # Copies may have been made in another stream.
+        write(scale)
+        self._judge_sums()
         self._decided()
         for position in self._copied:
             gradient, flat = self.gradients[position], self.flats[position]
@@ -469,13 +462,6 @@ class Batch(Content):
         sums = [flat for flat in self.flats if flat.numel()]
         if sums:
             self.see(all_finite(sums))
-
-    def _check_changes(self) -> None:
-        """Raises ``ExchangeError`` if other ranks have changed the routes of gradients."""
-        if self._flags is not None:
-            changed = (self._flags[:, : len(self._used)] == CHANGED).any(1).tolist()
-            if any(changed):
-                raise change_of_some(changed)
 
     def _decided(self) -> None:
         """Finds out whether some rank used the parameters that this rank did not use."""

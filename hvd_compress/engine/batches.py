@@ -88,21 +88,15 @@ class Batches:
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
                 self.forget_plans()
-            plan = self._plans[key] = self.plan(slots, gradients[0])
+            # The lengths of messages outlive a plan.
+            same = tuple((s.index, s.shape, s.route.exchange, s.route.codec) for s in slots)
+            lengths = self._lengths.setdefault(same, {})
+            plan = self._plans[key] = BucketPlan(self.common, slots, gradients[0], lengths)
         batch = Batch(plan, gradients, used, encoded=encoded)
-        return batch, self.exchange(batch) if encoded else cold_start(batch, self.comm)
-
-    def exchange(self, batch: Batch) -> Exchanging:
-        """The exchange of a batch, which has not begun."""
-        kind = batch.plan.exchange
-        return EXCHANGES[kind].run(_SENT_AS.get(kind, _payloads)(batch), self.comm)
-
-    def plan(self, slots: Sequence[Slot], like: torch.Tensor) -> BucketPlan:
-        """Makes a plan; the lengths of its messages outlive it. ``like`` is on the gradients' device."""
-        key = tuple(
-            (slot.index, slot.shape, slot.route.exchange, slot.route.codec) for slot in slots
-        )
-        return BucketPlan(self.common, slots, like, self._lengths.setdefault(key, {}))
+        if not encoded:
+            return batch, cold_start(batch, self.comm)
+        sent = _SENT_AS.get(plan.exchange, _payloads)(batch)
+        return batch, EXCHANGES[plan.exchange].run(sent, self.comm)
 
 
 def _payloads(batch: Batch) -> Batch:

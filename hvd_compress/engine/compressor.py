@@ -176,6 +176,10 @@ class CompressorBase:
     ) -> None:
         """Changes the codec between two steps; every rank must make the same call.
 
+        Under DDP and FSDP2, ranks wait for each other in this call, at most for the process group's
+        timeout, and none of them changes anything if some do not come. Before the first step, they do not
+        wait.
+
         If the new codec does not use a residual, this residual is added to the next gradient, so that
         nothing is lost.
 
@@ -185,13 +189,15 @@ class CompressorBase:
                 apply.
 
         Raises:
-            ExchangeError: gradients are still being exchanged.
+            ExchangeError: gradients are still being exchanged; or, under DDP and FSDP2, some ranks have not
+                come or have made another call.
         """
         self._bind()
         self._expect_idle("set_codec")
         route = route_of(codec, self._exchange, "set_codec")
         found = set(matching(layers, [slot.name for slot in self._slots], "set_codec"))
         chosen = [slot for slot in self._slots if slot.name in found]
+        self._wait_for_ranks("set_codec", codec=str(route), layers=layers)
         self._choose_routes(chosen, self._router.with_route(route))
 
     def drop_step(self) -> None:
@@ -218,13 +224,16 @@ class CompressorBase:
         Residuals of this rank's gradients, of an earlier codec and of the parts that this rank owns are
         discarded, with the right factors of low-rank approximations and the state of an owner step.
         Otherwise, the next steps would add gradients of the steps that the model has forgotten. Positions
-        in the noise, the warm-up, routes and :attr:`counters` go on. If only some ranks have called this
-        method, the next step raises an error on all ranks.
+        in the noise, the warm-up, routes and :attr:`counters` go on.
+
+        Under DDP and FSDP2, ranks wait for each other as in :meth:`set_codec`. Otherwise, the next step
+        raises an error on all ranks if only some of them have called this method.
 
         Raises:
-            ExchangeError: gradients are being exchanged.
+            ExchangeError: gradients are being exchanged; or ranks are missing, as in :meth:`set_codec`.
         """
         self._expect_idle("reset")
+        self._wait_for_ranks("reset")
         for slot in self._slots:
             begin_with(slot, None)
             slot.factor = None
@@ -294,22 +303,23 @@ class CompressorBase:
 
         Residuals are in the units of gradients, and belong to no codec or exchange: another one than before
         sends them as well. If ranks own other parts now, the residual of the part in the state is added to
-        the next gradient.
+        the next gradient. Under DDP and FSDP2, ranks wait for each other as in :meth:`set_codec`.
 
         Raises:
             ValueError: the state is that of another rank, number of ranks, seed or model, or has an owner
                 step's state for parts that the ranks do not own now; nothing is changed then.
-            ExchangeError: gradients are being exchanged; nothing is changed then.
+            ExchangeError: gradients are being exchanged, or ranks are missing, as in :meth:`set_codec`;
+                nothing is changed then.
         """
-        self._bind()
-        self._expect_idle("load_state_dict")
+        self._begin_loading("load_state_dict")
         self._restore(state)
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
         """Restores this rank's state from the states of a job with another number of ranks.
 
         Values that were not sent keep their weight in the ranks' average, on other ranks
-        (:mod:`hvd_compress.ranks.resize`).
+        (:mod:`hvd_compress.ranks.resize`). Under DDP and FSDP2, ranks wait for each other as in
+        :meth:`set_codec`.
 
         Args:
             states: the :meth:`state_dict` of every rank of that job, in any order.
@@ -317,12 +327,25 @@ class CompressorBase:
         Raises:
             ValueError: there is not one state of each rank, or the states are those of another seed or
                 model; nothing is changed then.
-            ExchangeError: gradients are being exchanged; nothing is changed then.
+            ExchangeError: gradients are being exchanged, or ranks are missing, as in :meth:`set_codec`;
+                nothing is changed then.
         """
-        self._bind()
-        self._expect_idle("load_resized")
+        self._begin_loading("load_resized")
         state = resize(self._slots, states, self._rank, self._size, self._owned_by)
         self._restore(state)
+
+    def _begin_loading(self, call: str) -> None:
+        """Called by every rank before it looks at a state that it loads."""
+        self._bind()
+        self._expect_idle(call)
+        self._wait_for_ranks(call)
+
+    def _wait_for_ranks(self, call: str, **arguments: str) -> None:
+        """Called before a call that every rank has to make changes anything; may wait for the other ranks.
+
+        Raises:
+            ExchangeError: not all ranks make the same call; nothing is changed then.
+        """
 
     def _restore(self, state: dict[str, Any]) -> None:
         restore(self._slots, state, self._rank, self._size, self._seed, self._owned_by)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from hvd_compress.codecs import PayloadError
@@ -27,17 +25,3 @@ def explained(
         )
     what = str(error).removeprefix(f"rank {error.rank}'s ")
     return PayloadError(f"{name}: rank {rank}'s {what}")
-
-
-def change_of_some(changed: Sequence[bool]) -> ExchangeError:
-    """The error if only some ranks have called ``set_codec`` or ``reset``, or have loaded a state.
-
-    Args:
-        changed: whether each rank has called it; a single item if the ranks are not known.
-    """
-    ranks = [rank for rank, one in enumerate(changed) if one]
-    who = "some ranks" if len(changed) == 1 else f"rank {', '.join(map(str, ranks))}"
-    return ExchangeError(
-        f"set_codec, reset, load_state_dict or load_resized: expected a call on every rank between the "
-        f"same two steps, got one on {who} only"
-    )

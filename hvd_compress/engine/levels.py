@@ -10,7 +10,7 @@ import torch
 from hvd_compress.codecs import ErrorFeedback, LevelCodec, NoiseKey, PayloadError
 from hvd_compress.engine.batch import Batch
 from hvd_compress.exchanges import integer_sum
-from hvd_compress.exchanges.layout import CHANGED, USED
+from hvd_compress.exchanges.layout import USED
 from hvd_compress.kernels.cpu_arrays import readable
 from hvd_compress.kernels.reference import compensated
 
@@ -89,7 +89,7 @@ class LevelBatch:
                     sent = codec.from_levels(levels, shared[position])
                     kept = self._feedback(position).carry(g, h, sent, noise)
                     after.copy_(torch.from_numpy(kept))
-            message[-2] = int(batch.encodes)
+            message[-2] = 1
             message[-1] = self._check_of(message)
             return torch.from_numpy(message)
 
@@ -125,7 +125,7 @@ class LevelBatch:
     def _check_norms(self) -> None:
         """Raises ``PayloadError`` if a norm is NaN or below this rank's own, or a flag is invalid."""
         flags = self._norms[self._norm_ends[-1] :].tolist()
-        if not (self._norms >= self._own).all() or not {0, USED, CHANGED}.issuperset(flags):
+        if not (self._norms >= self._own).all() or not {0, USED}.issuperset(flags):
             raise PayloadError(
                 f"{self._batch.plan.names}: expected the ranks' largest norms, got some that were "
                 f"altered in transit"

@@ -12,7 +12,7 @@ from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.sums import ordered_sum
 from hvd_compress.exchanges import low_rank
-from hvd_compress.exchanges.layout import CHANGED, USED
+from hvd_compress.exchanges.layout import USED
 
 
 class LowRankBatch:
@@ -30,7 +30,7 @@ class LowRankBatch:
         shapes = list(zip(self._matrices, self._ranks, strict=True))
         self._rows = [rows * rank for (rows, _), rank in shapes]
         self._columns = [columns * rank for (_, columns), rank in shapes]
-        self._tail = len(members) + low_rank.EXTRA
+        self._tail = len(members) + 1
         self._size = sum(self._columns) + self._tail
         self._inputs: list[torch.Tensor] = []
         self._bases: list[torch.Tensor] = []
@@ -55,7 +55,7 @@ class LowRankBatch:
         return self._batch.encoding(work, sum(self._rows), torch.float32, elements)
 
     def right(self, left: torch.Tensor) -> torch.Tensor:
-        """This rank's right factors, flags and counts, shape=(n,), float32; zeros if the work fails.
+        """This rank's right factors, flags and a 1, shape=(n,), float32; zeros if the work fails.
 
         Writes the next residuals.
 
@@ -75,7 +75,7 @@ class LowRankBatch:
                 self._carry(position, x, base, factor)
             self._inputs.clear()
             batch.write_flags(message[-self._tail :])
-            message[-2 if batch.encodes else -1] = 1
+            message[-1] = 1
             return message
 
         return self._batch.encoding(work, self._size, torch.float32)
@@ -86,11 +86,10 @@ class LowRankBatch:
         Args:
             right: the sum of what ranks make in :meth:`right`.
         """
-        used, changed = right[-self._tail : -low_rank.EXTRA], right[-1]
-        deferred, counted = self._batch.plan.deferred, right[-2]
+        used, counted = right[-self._tail : -1], right[-1]
+        deferred = self._batch.plan.deferred
         self._batch.count_senders(counted if deferred else int(counted), "factors")
-        # CHANGED for all gradients if a rank has changed its routes.
-        flags = torch.where(changed > 0, CHANGED, used.clamp(max=USED))[None]
+        flags = used.clamp(max=USED)[None]
         self._batch.load_by(lambda scale: self._decode(right, scale), flags)
 
     def _decode(self, right: torch.Tensor, scale: float) -> None:
@@ -98,7 +97,7 @@ class LowRankBatch:
         batch = self._batch
         keep_from_reuse(right, *self._bases)
         if batch.plan.deferred:
-            right = torch.where(right[-2] == batch.plan.group.size, right, torch.nan)
+            right = torch.where(right[-1] == batch.plan.group.size, right, torch.nan)
         batch.see(right.isfinite().all())
         with batch.decoding():
             for position, factor in enumerate(self._split(right, self._columns)):

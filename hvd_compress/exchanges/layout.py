@@ -20,10 +20,8 @@ from hvd_compress.exchanges.shards import Shards, Shared, shared
 ALIGNMENT = 16
 """Message lengths are multiples of this number of bytes: gathers of other lengths are slow with NCCL."""
 
-USED, CHANGED = 1, 2
-"""The values of a member's flag, besides 0 for a parameter that the sender did not use. USED: the sender
-used the parameter. CHANGED: the sender has changed the routes of gradients, and sends zeros in place of
-payloads to ask whether all ranks have."""
+USED = 1
+"""The value of a member's flag if the sender used the parameter; otherwise, the flag is 0."""
 
 
 @dataclass(frozen=True)

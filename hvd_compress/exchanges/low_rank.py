@@ -13,7 +13,7 @@ multiplications, divisions and square roots of single elements, in an order that
 that all ranks have the same bits, whatever processors they run on.
 
 After the factors ``Q``, a message has a number for each gradient, which counts the ranks that used the
-parameter; the number of senders; and the number of ranks that have changed their routes.
+parameter; and the number of senders.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ float64, which is not orthogonal to them: the approximation would count their di
 
 MAX_RANKS = 2**24
 """The largest number of ranks that float32 numbers count exactly."""
-
-EXTRA = 2
-"""The numbers behind the flags: the number of senders, and of ranks that have changed their routes."""
 
 
 def steps(gradient: Gradient) -> Steps:
@@ -127,7 +124,7 @@ class Factors(Protocol):
         ...
 
     def right(self, left: Array) -> Array:
-        """This rank's right factors, flags and counts, shape=(n,), float32; ``left`` is the ranks' sum."""
+        """This rank's right factors, flags and a 1, shape=(n,), float32; ``left`` is the ranks' sum."""
         ...
 
     def load(self, right: Array) -> None:

@@ -20,12 +20,9 @@ from hvd_compress.engine.autograd import has_gradient_hook
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.executors import device_of, keep_from_reuse
-from hvd_compress.engine.failures import change_of_some
 from hvd_compress.engine.options import Options
-from hvd_compress.engine.pending import Pending
 from hvd_compress.engine.slots import Slot, slots_of
 from hvd_compress.engine.state_checks import expect_state
-from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges.routing import ENCODABLE, Route, Router
 from hvd_compress.fsdp.passes import BackwardPass
 from hvd_compress.fsdp.reduce_scatter import REMEDY
@@ -55,13 +52,11 @@ class _Outcome(NamedTuple):
         dropped: an Inf or a NaN drops it.
         failed: an exchange has failed.
         uneven: replicas have used different parameters of a shard.
-        changed: only some replicas have made a change.
     """
 
     dropped: bool
     failed: bool
     uneven: bool
-    changed: bool
 
 
 @guard
@@ -90,7 +85,6 @@ class Compressor(ProcessGroupCompressor):
     """
 
     _remedy = REMEDY
-    _asks_uncompressed = True
     _idle_after = (
         "a backward pass that has come to its end, or after model.reset_iter_state() if an error has "
         "broken it off"
@@ -129,7 +123,6 @@ class Compressor(ProcessGroupCompressor):
         ] = {}  # By parameter: what is sent where it is not used.
         self._marks: list[torch.Tensor] = []
         self._uneven: list[torch.Tensor] = []  # Whether replicas use different parameters.
-        self._changed: list[torch.Tensor] = []  # Whether only some replicas have made a change.
         # Frozen, and no codec is for them, such as quantized weights.
         self._as_is = {
             number
@@ -182,6 +175,7 @@ class Compressor(ProcessGroupCompressor):
         Raises:
             ValueError: the rank, mesh, seed or model differs; nothing has changed then.
         """
+        self._begin_loading("load_state_dict")
         expect_state("load_state_dict", state)
         if state.get("shard") != self._shard:
             raise ValueError(
@@ -203,6 +197,7 @@ class Compressor(ProcessGroupCompressor):
             ValueError: there is not one state of each rank, or the number of shards, seed or model differs;
                 nothing has changed then.
         """
+        self._begin_loading("load_resized")
         states = list(states)
         for state in states:
             expect_state("load_resized", state)
@@ -301,7 +296,6 @@ class Compressor(ProcessGroupCompressor):
         self._partial.clear()
         self._waiting.clear()
         self._uneven.clear()
-        self._changed.clear()
         self._forget_agreement()  # Ranks may have come to different places.
 
     def _start(self, again: bool) -> None:
@@ -340,17 +334,14 @@ class Compressor(ProcessGroupCompressor):
             tensors.append((slot, shard, shard))
         self._pack(bucket, tensors)
         assert self._step is not None
-        self._inquire(bucket)
-        self._hand_over(self._step, [bucket])
+        self._step.add(bucket)
         self._launcher.catch_up()
         bucket.future.wait()
         for part in bucket.parts:
             if isinstance(part.pending.content, Batch):
                 self._uneven.append(part.pending.content.uneven())
         for marks in self._marks:
-            mixed = (marks != 0).all(0)
-            self._uneven.append(mixed[:-1].any())
-            self._changed.append(mixed[-1])
+            self._uneven.append((marks != 0).all(0).any())
 
     def _uses(self, slot: Slot) -> bool:
         return slot.index not in self._absent
@@ -362,8 +353,8 @@ class Compressor(ProcessGroupCompressor):
         buffer: torch.Tensor | None,
         divisor: int,
     ) -> Part:
-        # The numbers of replicas that do not use each gradient and that do; lastly, of those that changed.
-        marks = rows[0].new_zeros(2, len(rows) + 1)
+        # The numbers of replicas that do not use each gradient and that do.
+        marks = rows[0].new_zeros(2, len(rows))
         marks[1] = 1
         for position, row in enumerate(rows):
             if any(row is one for one in self._absent.values()):
@@ -371,12 +362,6 @@ class Compressor(ProcessGroupCompressor):
                 marks[0, position], marks[1, position] = 1, 0
         self._marks.append(marks)
         return super()._as_it_is([*rows, marks], dtype, buffer, divisor)
-
-    def _uncompressed_inquiry(self, invalid: list[torch.Tensor], dtype: torch.dtype) -> Part:
-        marks = invalid[0].new_zeros(2, len(invalid) + 1)
-        marks[0, -1] = 1
-        content = Change([*invalid, marks], dtype)
-        return Part(Pending("", 0, content.exchange(self._batches.comm), content), ("all",))
 
     def _close(self) -> None:
         """Ends a step on every rank: at the end of a pass, or where a module is reduced again in it."""
@@ -425,8 +410,6 @@ class Compressor(ProcessGroupCompressor):
         words = self._among_shards(dropped=dropped, failed=failure is not None)
         if failure is not None:
             raise failure
-        if words.changed:
-            raise change_of_some([True])
         if words.failed:
             raise another_shard_failed()
         if words.uneven:
@@ -453,28 +436,32 @@ class Compressor(ProcessGroupCompressor):
         else:
             words[0].fill_(dropped)
         words[1].fill_(failed)
-        for place, found in ((2, self._uneven), (3, self._changed)):
-            if found:
-                words[place] = torch.stack(found).any()
-                found.clear()
+        if self._uneven:
+            words[2] = torch.stack(self._uneven).any()
+            self._uneven.clear()
         dist.all_reduce(words, dist.ReduceOp.MAX, group=self._shards)
         return _Outcome(*map(bool, words.tolist()))
 
     def _agree(self, problem: Exception | None = None) -> None:
         """Compares settings over the whole mesh; an error on one rank makes all ranks raise."""
-        if self._agreed or self._former is not None:
+        if self._rendezvous is not None:
             return
         own = None if problem is None else f"{type(problem).__name__}: {problem}"
         line = {"error": own} if own else {**self._configuration(), "shard": self._shard}
-        errors = [problem, self._difference(self._process_group, line)]
+        difference, name = self._difference(self._process_group, line)
         # The shapes of other shards may differ.
-        line = {"error": str(errors[1] or own), **self._settings()}
-        errors.append(self._difference(self._shards, line))
-        for error in errors:
+        line = {"error": str(difference or own), **self._settings()}
+        # The first replica's first rank has named the agreement of the whole mesh.
+        other, name = self._difference(self._shards, line, name)
+        for error in (problem, difference, other):
             if error is not None:
                 raise error
         self._prepare()
-        self._note_agreement()
+        self._note_agreement(name)
+
+    def _place_among_all(self) -> tuple[int, int]:
+        shard, shards = self._shard
+        return self._rank * shards + shard, self._size * shards
 
     def _settings(self) -> dict[str, Any]:
         """The settings that are the same for all shards."""
@@ -487,16 +474,17 @@ class Compressor(ProcessGroupCompressor):
         }
 
     def _difference(
-        self, group: dist.ProcessGroup | None, line: dict[str, Any]
-    ) -> Exception | None:
-        """The error that names the ranks' differences, or None."""
+        self, group: dist.ProcessGroup | None, line: dict[str, Any], name: str | None = None
+    ) -> tuple[Exception | None, str]:
+        """The error that names the ranks' differences, or None; and the name of the agreement."""
+        ranks = collectives_of(group, device_of(slot.parameter for slot in self._slots))
+        asked = Agreement(ranks, line, name)
+        difference = None
         try:
-            Agreement(
-                collectives_of(group, device_of(slot.parameter for slot in self._slots)), line
-            ).settle()
+            asked.settle()
         except ExchangeError as error:
-            return error
-        return None
+            difference = error
+        return difference, asked.name
 
     def _broadcast(self, model: torch.nn.Module) -> None:
         assert self._process_group is not None
@@ -506,12 +494,3 @@ class Compressor(ProcessGroupCompressor):
                 own = local(tensor)
                 if own.numel():
                     dist.broadcast(own, first, group=self._process_group)
-
-
-class Change(Uncompressed):
-    """A message in place of uncompressed gradients that asks whether all replicas have made a change."""
-
-    def check(self) -> None:
-        """Raises :class:`ExchangeError` if some replicas have not; called when the message has arrived."""
-        if bool(self.values[-1] != 0):
-            raise change_of_some([True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import explained
 from hvd_compress.ranks.values import check_lengths, deserialize
 
-_LENGTH_BYTES = 8
+_LENGTH_BYTES = _NAME_BYTES = 8
 
 
 _NOTE = (
@@ -36,12 +37,21 @@ class Agreement:
     Args:
         collectives: the collectives among the ranks.
         configuration: this rank's configuration, JSON-serializable.
+        name: the name that this rank proposes for the agreement; None is a random name.
+
+    Attributes:
+        name: the name of the first rank; set by :meth:`settle`.
     """
 
-    def __init__(self, collectives: Collectives, configuration: dict[str, Any]) -> None:
+    name: str
+
+    def __init__(
+        self, collectives: Collectives, configuration: dict[str, Any], name: str | None = None
+    ) -> None:
         self._collectives = collectives
         self._content = _serialize(configuration)
-        digest = _digest(self._content, collectives.meeting)
+        proposed = os.urandom(_NAME_BYTES) if name is None else bytes.fromhex(name)
+        digest = _digest(self._content, collectives.meeting, proposed)
         self._digests, self._work = collectives.all_gather(digest)
 
     def settle(self) -> None:
@@ -52,7 +62,8 @@ class Agreement:
         """
         with explained(_NOTE):
             self._work.wait()
-        lengths = _lengths_if_different(self._digests)
+        self.name = bytes(self._digests[0, -_NAME_BYTES:].tolist()).hex()
+        lengths = _lengths_if_different(self._digests[:, :-_NAME_BYTES])
         if lengths:
             padded = message(self._content, max(lengths), self._collectives.meeting)
             told, work = self._collectives.all_gather(padded)
@@ -143,8 +154,9 @@ def _serialize(configuration: dict[str, Any]) -> bytes:
     return json.dumps(configuration, sort_keys=True).encode()
 
 
-def _digest(content: bytes, device: torch.device) -> torch.Tensor:
-    digest = len(content).to_bytes(_LENGTH_BYTES, "little") + hashlib.sha256(content).digest()
+def _digest(content: bytes, device: torch.device, name: bytes = b"") -> torch.Tensor:
+    length = len(content).to_bytes(_LENGTH_BYTES, "little")
+    digest = length + hashlib.sha256(content).digest() + name
     return message(digest, len(digest), device)
 
 

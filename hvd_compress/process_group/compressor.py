@@ -2,55 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple
-from typing import Any, ClassVar, NamedTuple, NoReturn, Unpack
+from typing import Any, ClassVar, NoReturn, Unpack
 
 import torch
 import torch.distributed as dist
 
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.refusal import refuse
-from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.executors import CUDA_KERNELS, Executors, device_of
-from hvd_compress.engine.inquiry import Inquiry
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.pending import Pending
 from hvd_compress.engine.residuals import Changes, LastExchange
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges import hosts
-from hvd_compress.exchanges.comm import Exchanging, Group
+from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.exchanges.shards import shared
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.environment import Place, find_place, ranks_of_job
 from hvd_compress.process_group.launcher import Launcher, Part
-from hvd_compress.process_group.private import is_unregistered
+from hvd_compress.process_group.private import is_unregistered, timeout_of
+from hvd_compress.process_group.rendezvous import Rendezvous
 from hvd_compress.process_group.stateful import expect_own_names
 from hvd_compress.process_group.step import Bucket, Step
 from hvd_compress.ranks.errors import ExchangeError
-
-
-class _Former(NamedTuple):
-    """A parameter's route on a rank without the latest change.
-
-    Attributes:
-        route: the route of the parameter's gradients.
-        exchanges: the rank's number of exchanges, less this rank's.
-        loaded: whether this rank has loaded or reset its state since the ranks agreed last.
-    """
-
-    route: Route
-    exchanges: int = 0
-    loaded: bool = False
 
 
 class ProcessGroupCompressor(CompressorBase):
@@ -65,11 +48,9 @@ class ProcessGroupCompressor(CompressorBase):
     """
 
     _chained = True
-    _asks_uncompressed: ClassVar[bool] = False
-    """Whether messages of gradients that are not encoded can tell that a rank has made a change."""
     _made_by_use: ClassVar[frozenset[str]] = frozenset(
         {"_kernels", "_batches", "_group", "_rank", "_size", "_collectives", "_device"}
-        | {"_made_launcher", "_process_group", "_bound", "_step", "_agreed", "_former", "_last"}
+        | {"_made_launcher", "_process_group", "_bound", "_step", "_rendezvous", "_last"}
         | {"_formats", "_deferred"}
     )
     """The attributes that belong to a process group or to the native library, and are not copied."""
@@ -133,16 +114,8 @@ class ProcessGroupCompressor(CompressorBase):
         self._process_group = None
         self._bound = False
         self._step: Step | None = None
-        self._agreed = False
-        # By number, how gradients travel on ranks that set_codec, or a loaded state, has not changed.
-        self._former: dict[int, _Former] | None = None
-
-    def set_codec(self, codec: Codec | Route | str | None, layers: str = "*") -> None:
-        """Changes the codec between two steps; every rank must make the same call."""
-        self._bind()
-        former = self._known()
-        super().set_codec(codec, layers)
-        self._former = former
+        # None while the ranks have to compare their configurations before a step.
+        self._rendezvous: Rendezvous | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, noise positions and owned parts; every rank saves its own state.
@@ -154,63 +127,6 @@ class ProcessGroupCompressor(CompressorBase):
         """
         expect_own_names("state_dict")
         return super().state_dict()
-
-    def reset(self) -> None:
-        """Discards what was not sent, for a model that returns to an earlier state; every rank calls it.
-
-        For the rest, see :meth:`.CompressorBase.reset`.
-        """
-        with self._changing_state():
-            super().reset()
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        with self._changing_state():
-            super()._restore(state)
-
-    @contextlib.contextmanager
-    def _changing_state(self) -> Iterator[None]:
-        """Makes the next step ask whether all ranks have changed their states, as in this block."""
-        known = self._known()
-        before = {slot.index: slot.exchanges for slot in self._slots}
-        yield
-        if known is not None:
-            self._former = {
-                slot.index: _Former(
-                    known[slot.index].route,
-                    known[slot.index].exchanges + before[slot.index] - slot.exchanges,
-                    loaded=True,
-                )
-                for slot in self._slots
-            }
-            self._forget_agreement()
-
-    def _known(self) -> dict[int, _Former] | None:
-        """The routes that ranks without the latest change expect; None before the first agreement."""
-        if self._former is None and self._agreed:
-            return {slot.index: _Former(slot.route) for slot in self._slots}
-        return self._former
-
-    def _set_routes(self, routes: Iterable[tuple[Slot, Route]]) -> None:
-        routes = list(routes)
-        for slot, route in routes:
-            self._check_cold_start(slot, route)
-        super()._set_routes(routes)
-
-    def _check_cold_start(self, slot: Slot, route: Route) -> None:
-        """Raises if a rank without the change would divide an owner step's first gradients differently.
-
-        These gradients are not encoded, so no payload could show that a rank has not made the change.
-        """
-        former = self._known() or {}
-        if self._owner_step is None or slot.index not in former or not self._warming_up(slot):
-            return
-        if _cut(slot, route) != _cut(slot, former[slot.index].route):
-            raise ValueError(
-                f"{slot.name}: expected a codec that shares gradients out as "
-                f"{former[slot.index].route.codec} "
-                f"does in the first {self._warmup_steps} steps of an owner_step, got {route.codec}: change "
-                f"the codec after these"
-            )
 
     def _bind(self) -> None:
         if self._bound:
@@ -272,11 +188,28 @@ class ProcessGroupCompressor(CompressorBase):
         return self._step is not None
 
     def _forget_agreement(self) -> None:
-        self._agreed = False
+        self._rendezvous = None
 
-    def _note_agreement(self) -> None:
-        """Called when the ranks are known to agree."""
-        self._agreed, self._former, self._resets = True, None, 0
+    def _note_agreement(self, name: str) -> None:
+        """Called when all ranks have agreed, with the agreement's name.
+
+        Ranks of a group that torch.distributed does not know have no common store to meet in. They compare
+        their configurations before every step.
+        """
+        self._resets = 0
+        if not is_unregistered(self._process_group):
+            self._rendezvous = Rendezvous(name, *self._place_among_all())
+
+    def _place_among_all(self) -> tuple[int, int]:
+        """This rank's number, and the number of ranks, among all ranks that change settings together."""
+        return self._rank, self._size
+
+    def _wait_for_ranks(self, call: str, **arguments: str) -> None:
+        if self._rendezvous is not None:
+            group: Any = self._process_group or dist.group.WORLD
+            limit = timeout_of(group, self._device).total_seconds()
+            self._rendezvous.wait(call, arguments, limit)
+            self._forget_agreement()
 
     def _check_route(self, slot: Slot, route: Route) -> None:
         device = slot.parameter.device
@@ -321,77 +254,25 @@ class ProcessGroupCompressor(CompressorBase):
         Raises:
             ExchangeError: the ranks' configurations differ (raised on every rank).
         """
-        if not self._agreed and self._former is None:
-            self._ask().settle()
+        if self._rendezvous is None:
+            asked = self._ask()
+            asked.settle()
             self._prepare()
-            self._note_agreement()
+            self._note_agreement(asked.name)
 
-    def _begin(self) -> Step:
+    def _begin(self, *, asks: bool = False) -> Step:
+        """Begins a step; with ``asks``, the step compares the ranks' configurations before it sends."""
         self._begin_encoding()
         self._collectives.begin_step()
-        asked = None
-        if not self._agreed and self._former is None:
-            asked = self._ask()
+        if self._rendezvous is not None:
+            self._rendezvous.step += 1
+        asked = self._ask() if asks else None
         return Step(
             self._collectives, self._launcher, asked, self._prepare, self._count, self._anywhere
         )
 
     def _ask(self) -> Agreement:
-        configuration = self._configuration()
-        if self._former is not None:
-            # Within a step, while buckets are on their way, ranks learn lengths at different times.
-            configuration.pop("lengths of messages", None)
-        return Agreement(self._collectives, configuration)
-
-    def _inquire(self, bucket: Bucket) -> None:
-        """Sends a bucket's inquiries; :meth:`_hand_over` waits for the answers."""
-        with self._launcher.turn():
-            for part in bucket.inquiries:
-                self._launcher.submit(part, bucket.answers.put, lags=True)
-
-    def _hand_over(self, step: Step, buckets: Sequence[Bucket]) -> None:
-        """Adds buckets to a step; waits for the other ranks if they may not expect their routes.
-
-        If not all ranks have made the same changes, the step fails on every rank. Ranks without the
-        change notice it when results arrive, perhaps after they have sent later buckets. So a rank with
-        the change goes on to the end of the step with messages that those ranks expect.
-        """
-        try:
-            self._confirm(buckets, step.refusal)
-        except Exception as error:
-            for bucket in buckets:
-                step.refuse(bucket, error)
-        else:
-            for bucket in buckets:
-                step.add(bucket)
-
-    def _confirm(self, buckets: Sequence[Bucket], refusal: Exception | None) -> None:
-        """Waits for the other ranks if they may not expect the routes of some buckets' tensors.
-
-        Called before these buckets are sent. Ranks without a change have sent what corresponds to the
-        buckets' inquiries.
-
-        Raises:
-            ExchangeError: not all ranks have made the same changes (raised on every rank), or ``refusal``.
-        """
-        if not any(bucket.rerouted for bucket in buckets):
-            return
-        self._launcher.catch_up()
-        asked = [part.pending.content for bucket in buckets for part in bucket.inquiries]
-        errors = [bucket.answers.get() for bucket in buckets for _ in bucket.inquiries]
-        refusal = refusal or next(filter(None, errors), None)
-        for bucket in buckets:
-            bucket.inquiries.clear()
-        if refusal is None and asked:
-            # The first message asks; its answer is that of all other ones of the step.
-            first: Any = asked[0]
-            with self._collectives.behind():
-                first.check()
-        if refusal is not None:
-            raise refusal
-        self._ask().settle()
-        self._prepare()
-        self._note_agreement()
+        return Agreement(self._collectives, self._configuration())
 
     def _anywhere(self, dropped: bool | torch.Tensor) -> bool | torch.Tensor:
         """Whether a step is dropped, also by ranks outside of the group; see :class:`Step`."""
@@ -416,9 +297,6 @@ class ProcessGroupCompressor(CompressorBase):
             buffer: the memory that holds exactly these tensors one after another, if there is such memory.
         """
         bucket.changes = self._last.changes()
-        if self._former is not None:
-            tensors = list(tensors)
-            self._compare_with(self._former, bucket, tensors)
         encoded: dict[tuple[str, bool, torch.dtype], list[tuple[Slot, torch.Tensor]]] = {}
         uncompressed: dict[torch.dtype, list[torch.Tensor]] = {}
         for slot, tensor, row in tensors:
@@ -443,47 +321,6 @@ class ProcessGroupCompressor(CompressorBase):
         for dtype, rows in uncompressed.items():
             bucket.parts.append(self._as_it_is(rows, dtype, buffer, divisor))
 
-    def _compare_with(
-        self,
-        former: Mapping[int, _Former],
-        bucket: Bucket,
-        tensors: Sequence[tuple[Slot, torch.Tensor, torch.Tensor]],
-    ) -> None:
-        """Prepares inquiries if ranks without the latest change would send a bucket differently."""
-        encoded: dict[tuple[str, torch.dtype], list[tuple[Slot, torch.Tensor]]] = {}
-        uncompressed: dict[torch.dtype, list[torch.Tensor]] = {}
-        loaded = False
-        for slot, tensor, row in tensors:
-            if not tensor.numel():
-                continue
-            route, ahead, restored = former[slot.index]
-            loaded |= restored
-            warming_up = self._warming_up(slot)
-            before = slot.exchanges + ahead < self._warmup_steps
-            bucket.rerouted |= before != warming_up or (not warming_up and route != slot.route)
-            if route.uncompressed or (before and self._owner_step is None):
-                dtype = self._sent_dtype(route, tensor, before)
-                uncompressed.setdefault(dtype, []).append(row)
-            elif not before:
-                encoded.setdefault((route.kind, tensor.dtype), []).append((slot, tensor))
-        bucket.rerouted |= loaded and (bool(encoded) or self._asks_uncompressed)
-        doubtful = self._step is not None and bool(self._step.held or self._step.refusal)
-        if not bucket.rerouted or not (encoded or self._asks_uncompressed or doubtful):
-            return
-        for pairs in encoded.values():
-            routes = [(slot, former[slot.index].route) for slot, _ in pairs]
-            alike = [tensor for _, tensor in pairs]
-            asked = Inquiry(self._batches, routes, alike)
-            bucket.inquiries.append(_encoded_part(asked, self._batches.exchange(asked)))
-        for dtype, rows in uncompressed.items():
-            # No zeros, which ranks without the change would add as gradients.
-            invalid = [torch.full_like(row, torch.nan) for row in rows]
-            bucket.inquiries.append(self._uncompressed_inquiry(invalid, dtype))
-
-    def _uncompressed_inquiry(self, invalid: list[torch.Tensor], dtype: torch.dtype) -> Part:
-        """A message in place of gradients that are not encoded; see :attr:`_asks_uncompressed`."""
-        return self._as_it_is(invalid, dtype, None, 1)
-
     def _uses(self, slot: Slot) -> bool:
         """Whether this rank has a gradient of its own; otherwise it sends zeros for the other ranks."""
         return True
@@ -501,7 +338,9 @@ class ProcessGroupCompressor(CompressorBase):
         tensors = [tensor for _, tensor in pairs]
         batch, exchanging = self._batches.make(slots, tensors, used, encoded=encoded)
         batch.count_encoding(self.counters)
-        return _encoded_part(batch, exchanging)
+        exchange = EXCHANGES[batch.plan.exchange]
+        remainders = exchange.remainders if batch.plan.packed else ()
+        return Part(Pending("", 0, exchanging, batch), exchange.stages, remainders)
 
     @functools.cached_property
     def _deferred(self) -> bool:
@@ -543,17 +382,3 @@ class ProcessGroupCompressor(CompressorBase):
 def exchanges_of(slots: Iterable[Slot]) -> set[tuple[str, bool]]:
     """The exchanges of some slots' routes by name, and whether their messages are packed."""
     return {(s.route.exchange, s.route.varies) for s in slots if not s.route.uncompressed}
-
-
-def _cut(slot: Slot, route: Route) -> object:
-    """The way in which ranks divide a gradient among them; None if it is not encoded."""
-    if route.uncompressed:
-        return None
-    cut = shared(route.codec, slot.shape)
-    return cut.shards(1).grain, cut.transposed
-
-
-def _encoded_part(batch: Batch, exchanging: Exchanging) -> Part:
-    exchange = EXCHANGES[batch.plan.exchange]
-    remainders = exchange.remainders if batch.plan.packed else ()
-    return Part(Pending("", 0, exchanging, batch), exchange.stages, remainders)

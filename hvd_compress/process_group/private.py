@@ -49,7 +49,7 @@ def make_group(
             # While one thread waits in a store for another rank, no other can use its connection.
             job_store() if alone else job_store().clone(),
             f"hvd_compress/{hashlib.sha256(told.encode()).hexdigest()[:32]}",
-            timeout=_timeout(parent, device),
+            timeout=timeout_of(parent, device),
             device_id=dist.group.WORLD.bound_device_id,  # type: ignore[union-attr]
         )
     finally:
@@ -109,6 +109,16 @@ def backend_for(group: dist.ProcessGroup, device: torch.device) -> Any:
     return group._get_backend(device)
 
 
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> datetime.timedelta:
+    """The timeout of a group's collectives on a device; the default one for a backend without any."""
+    try:
+        options = backend_for(group, device).options
+    except (AttributeError, RuntimeError):
+        return dist.distributed_c10d.default_pg_timeout
+    timeout: datetime.timedelta = options._timeout
+    return timeout
+
+
 def devices_of_gloo(backend: Any) -> int:
     """The number of network devices among which Gloo chooses one by a message's tag."""
     return len(backend.options._devices)
@@ -122,13 +132,3 @@ def fail(future: torch.futures.Future, raising: Callable[[Any], Any]) -> None:
     """
     future._set_unwrap_func(raising)
     future.set_result(None)
-
-
-def _timeout(group: dist.ProcessGroup, device: torch.device) -> datetime.timedelta:
-    """The timeout of a group's collectives on a device; the default one for a backend without any."""
-    try:
-        options = backend_for(group, device).options
-    except (AttributeError, RuntimeError):
-        return dist.distributed_c10d.default_pg_timeout
-    timeout: datetime.timedelta = options._timeout
-    return timeout

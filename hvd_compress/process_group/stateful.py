@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_compress.process_group.device_collectives import collectives_of
-from hvd_compress.process_group.values import problem_told, state_bytes, state_from, tell
+from hvd_compress.process_group.values import state_bytes, state_from, together
 
 _CHECKPOINTS = "torch.distributed.checkpoint."
 
@@ -88,11 +87,10 @@ class RankStates:
                 ``load_resized``.
             ExchangeError: another rank has raised an error.
         """
-        with problem_told(None):
+        with together(None):
             states = [state_from(state[name]) for name in self._names]
+        with together(None):
             if self._resized:
                 self._compressor.load_resized(states)
             else:
                 self._compressor.load_state_dict(states[0])
-        if dist.is_initialized():
-            tell(collectives_of(None), None)

@@ -6,7 +6,6 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Any, NoReturn
 
 import torch
@@ -29,11 +28,6 @@ class Bucket:
         scale: a factor on the ranks' sums.
         parts: the parts that are sent.
         changes: the changes of residuals other than those of the parts.
-        rerouted: whether some tensor's route differs from the one in the ranks' last agreement.
-        inquiries: the parts that ask whether the routes have changed on all ranks, if the former routes
-            encode some tensor. A rank without the change sends parts of the same number and form; the
-            first part asks.
-        answers: the result of each of these parts: an error, or None.
         waiting: the number of parts whose results have not arrived yet.
         held: whether residuals are settled by the code that waits for the results, and not when the last
             result arrives.
@@ -46,9 +40,6 @@ class Bucket:
     scale: float
     parts: list[Part] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)
-    rerouted: bool = False
-    inquiries: list[Part] = field(default_factory=list)
-    answers: SimpleQueue[Exception | None] = field(default_factory=SimpleQueue)
     waiting: int = 0
     held: bool = False
     dropped: bool | torch.Tensor = False
@@ -116,9 +107,8 @@ class Step:
             that there are no such ranks.
 
     Attributes:
-        refusal: the error of the first bucket that was refused, or None.
+        agreement: the comparison, or None.
         last_index: the index of the latest bucket.
-        held: the buckets that are added at the step's end; other ranks may not expect them before.
     """
 
     def __init__(
@@ -132,31 +122,21 @@ class Step:
     ) -> None:
         self._collectives = collectives
         self._launcher = launcher
-        self._agreement = agreement
+        self.agreement = agreement
         self._prepare = prepare
         self._settled = settled
         self._anywhere = anywhere
         self._buckets: list[Bucket] = []
-        self.held: list[Bucket] = []
         self._lock = threading.Lock()
         self._outstanding = 1  # close() is the last to be counted off.
         self._error: Exception | None = None
-        self.refusal: Exception | None = None
         self.last_index = -1
 
     def add(self, bucket: Bucket) -> None:
         """Sends one bucket; every rank has to add buckets in the same order."""
         self._buckets.append(bucket)
-        if self._agreement is None:
+        if self.agreement is None:
             self._send(bucket, lags=True)
-
-    def refuse(self, bucket: Bucket, error: Exception) -> None:
-        """Fails the step because of a bucket that is not sent; later buckets may still be added."""
-        self.refusal = self.refusal or error
-        self._buckets.append(bucket)
-        with self._lock:
-            self._outstanding += 1  # For ever: residuals stay as they were.
-        self._fail(error)
 
     def send_alone(self, bucket: Bucket) -> None:
         """Sends the only bucket of a step without an agreement, in place of :meth:`add` and :meth:`close`.
@@ -164,7 +144,7 @@ class Step:
         If the results arrived between these two calls, the bucket would complete before residuals are
         settled, and the next step could begin. With this method, residuals are settled first.
         """
-        assert self._agreement is None
+        assert self.agreement is None
         self._buckets.append(bucket)
         self._outstanding -= 1  # There is no close() to be counted off.
         self._send(bucket, lags=False)
@@ -178,8 +158,8 @@ class Step:
         Raises:
             ExchangeError: the ranks' configurations differ.
         """
-        if self._agreement is not None:
-            self._agreement.settle()
+        if self.agreement is not None:
+            self.agreement.settle()
             if self._prepare is not None:
                 self._prepare()
             for bucket in self._buckets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +23,7 @@ _STATE_BYTES = 64
 _PART_BYTES = 64 << 20
 """The maximum bytes of states in the memory of a device at a time."""
 
-_PAUSES = (0.01, 1.0)
+_PAUSES = (0.001, 1.0)
 """The first and the longest time in seconds between two looks at a condition that ends a wait."""
 
 
@@ -63,6 +64,19 @@ def problem_told(group: dist.ProcessGroup | None) -> Iterator[None]:
         with contextlib.suppress(Exception):
             tell(collectives_of(group), None, problem)
         raise
+
+
+@contextlib.contextmanager
+def together(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Raises an error in the block on all ranks, all of which run the block at the same time.
+
+    Raises:
+        ExchangeError: something is wrong on another rank.
+    """
+    with problem_told(group):
+        yield
+    if dist.is_initialized():
+        tell(collectives_of(group), None)
 
 
 def gather_states(
@@ -116,16 +130,27 @@ def broadcast_state(ranks: Collectives, state: Any, source: int, elements: int) 
     return _read(received)
 
 
+def wait_until(over: Callable[[], bool], seconds: float = math.inf) -> bool:
+    """Waits until ``over()`` is true, at most so many seconds; returns whether it was."""
+    end = time.monotonic() + seconds
+    pause, longest = _PAUSES
+    while not over():
+        left = end - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, longest)
+    return True
+
+
 def _lengths(
     ranks: Collectives, own: int, most: int, given_up: Callable[[], bool] | None = None
 ) -> list[int]:
     rows, work = ranks.all_gather(torch.tensor([own], dtype=torch.int64, device=ranks.device))
-    pause, longest = _PAUSES
-    while given_up is not None and not work.is_completed():
-        if given_up():
+    if given_up is not None:
+        wait_until(lambda: work.is_completed() or given_up())
+        if not work.is_completed():
             raise ExchangeError("expected the states of all ranks, got none from one or more")
-        time.sleep(pause)
-        pause = min(2 * pause, longest)
     work.wait()
     lengths: list[int] = rows.view(-1).tolist()
     check_lengths(lengths, most)

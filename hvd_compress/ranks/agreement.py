@@ -49,7 +49,7 @@ def _by_value(setting: str, ranks: list[dict[str, Any]]) -> str:
     shown = []
     for value, held in holders.items():
         text = "absent" if value is None else str(ranks[held[0]][setting])
-        shown.append(f"{text} on rank {_ranges(held)}")
+        shown.append(f"{text} on rank {ranges(held)}")
     return ", ".join(shown)
 
 
@@ -57,7 +57,8 @@ def _canonical(settings: dict[str, Any], setting: str) -> str | None:
     return json.dumps(settings[setting]) if setting in settings else None
 
 
-def _ranges(ranks: list[int]) -> str:
+def ranges(ranks: Sequence[int]) -> str:
+    """The numbers of some ranks, as text; the first ones if there are many."""
     shown = ", ".join(map(str, ranks[:_SHOWN]))
     return shown if len(ranks) <= _SHOWN else f"{shown} and {len(ranks) - _SHOWN} more"
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from hvd_compress.codecs import Int8, LevelCodec, OneBit
-from hvd_compress.exchanges import integer_sum, low_rank
+from hvd_compress.exchanges import integer_sum
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import Shards
 from hvd_compress.planner.cost import wire_bytes
@@ -47,7 +47,7 @@ def _check(beside: Beside, exchange: str) -> None:
         message = levels + beside_levels
         wire, padding = ring * message, ring * beside_levels
     elif exchange == "low_rank":
-        numbers = count + low_rank.EXTRA
+        numbers = count + 1  # The flags, and the number of senders.
         message = 4 * numbers + sum(map(codec.payload_bytes, shapes))
         ring = 2 * (size - 1) / size
         wire, padding = ring * message, ring * 4 * numbers

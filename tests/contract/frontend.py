@@ -111,8 +111,6 @@ class Frontend(ABC):
         token_bytes: the bytes that Horovod adds up for each encoded gradient.
         alike: whether owners' messages are as long as the longest one.
         varies: whether payloads may be shorter than their places.
-        late: whether ranks learn in the next step what another rank has sent in place of payloads; until
-            then, their gradients are NaN.
         shapes: the shapes of the tensors that faults are tried with.
         defaults: settings of the framework that must not change a bit.
     """
@@ -139,7 +137,6 @@ class Frontend(ABC):
     token_bytes: ClassVar[int] = 0
     alike: ClassVar[bool] = True
     varies: ClassVar[bool] = True
-    late: ClassVar[bool] = False
     shapes: ClassVar[Mapping[str, tuple[int, ...]]] = SHAPES
     defaults: ClassVar[Sequence[Callable[[], AbstractContextManager[None]]]] = ()
 

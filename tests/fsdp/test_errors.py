@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 from unittest import mock
@@ -37,6 +38,7 @@ from tests.fsdp.probes import (
     shard,
 )
 from tests.ranks import on_ranks
+from tests.timeouts import timeout
 from tests.torch_models import DEVICE, assert_same_bits, targets
 
 
@@ -169,12 +171,12 @@ def test_ranks_that_disagree() -> None:
             dist.barrier()
     net, compressor = make(mesh, OneBit(), FULL)
     backward(net, targets(SHAPES, dist.get_rank(), 0))
-    if dist.get_rank() == 2:
-        compressor.set_codec(Int8())
-    else:
-        compressor.set_codec(OneBit(512))
-    with pytest.raises(hvdc.ExchangeError, match=r"differ in|averages of all shards"):
-        backward(net, targets(SHAPES, dist.get_rank(), 1))
+    with pytest.raises(
+        hvdc.ExchangeError, match=r"(?s)OneBit.* on rank 0, 1, 3, .*Int8.* on rank 2"
+    ):
+        compressor.set_codec(Int8() if dist.get_rank() == 2 else OneBit(512))
+    backward(net, targets(SHAPES, dist.get_rank(), 1))
+    assert_gradients_are_alike(mesh, net)
 
 
 def _residuals(compressor: hvdc.Compressor) -> dict[str, torch.Tensor]:
@@ -184,66 +186,66 @@ def _residuals(compressor: hvdc.Compressor) -> dict[str, torch.Tensor]:
     return {n: one.clone() for n, one in kept.items() if bool(one.any())}
 
 
-def _fails_on_every_rank(mesh: Any, net: Any, compressor: hvdc.Compressor, changed: str) -> None:
-    """The next step does, after a change on rank 2 alone, and changes no residual."""
-    before = _residuals(compressor)
-    message = r"rank 1|some ranks only"
-    if dist.get_rank() == 2:
-        message = f"{changed}.*: expected a call on every rank .* on (rank 1|some ranks) only"
-    elif mesh.get_local_rank("shard") == 1:
-        message = "expected averages of all shards|some ranks only"
-    with pytest.raises((hvdc.ExchangeError, hvdc.PayloadError), match=message):
-        backward(net, targets(SHAPES, dist.get_rank(), 9))
-    assert_same_bits(_residuals(compressor), before)
+@on_ranks(4, launcher="torchrun")
+def test_a_change_on_some_ranks() -> None:
+    """They wait for all ranks of the mesh, and change nothing without them."""
+    mesh, rank = mesh_of(2), dist.get_rank()
+    net, compressor = make(mesh, OneBit(), FULL)
+    backward(net, targets(SHAPES, rank, 0))
+    saved = copy.deepcopy(compressor.state_dict())
+    calls: dict[str, Callable[[], None]] = {
+        "set_codec": lambda: compressor.set_codec(Int8()),
+        "load_state_dict": lambda: compressor.load_state_dict(saved),
+        "reset": compressor.reset,
+    }
+    for callers, missing in (([2], "0, 1, 3"), ([0, 2], "1, 3"), ([2, 3], "0, 1")):
+        for name, call in calls.items():
+            before = _residuals(compressor)
+            if rank in callers:
+                message = (
+                    f"{name}: expected a call on every rank .* got none from rank {missing} in 2"
+                )
+                replicas = mesh.get_group("replicate")
+                with timeout(replicas, 2), pytest.raises(hvdc.ExchangeError, match=message):
+                    call()
+            assert_same_bits(_residuals(compressor), before)
+            dist.barrier()
+            backward(net, targets(SHAPES, rank, 1))
+            assert_gradients_are_alike(mesh, net)
+    for call in calls.values():
+        call()
+        backward(net, targets(SHAPES, rank, 2))
+        assert_replicas_are_alike(mesh, net)
+        assert_gradients_are_alike(mesh, net)
 
 
-@on_ranks(4, launcher="torchrun", alone=True)
-def test_a_codec_that_was_changed_on_one_rank() -> None:
-    """An error on every rank, also of other shards; where the others change theirs, all go on."""
+@on_ranks(4, launcher="torchrun")
+def test_a_change_on_all_ranks() -> None:
+    """Whether gradients are encoded before it or not, and in the warm-up or after it."""
     mesh, rank = mesh_of(2), dist.get_rank()
     for kernels in (nullcontext, late_kernels):
-        for codec, exchange in (
-            ("onebit", "allgather"),
-            ("onebit", "two_shot"),
-            ("none", "allgather"),
+        for codec, exchange, warmup in (
+            ("onebit", "allgather", 0),
+            ("onebit", "two_shot", 1),
+            ("onebit", "allgather", 9),
+            ("none", "allgather", 0),
         ):
             with kernels():
                 net = shard(Net(SHAPES), mesh)
-                compressor = hvdc.Compressor(net, codec, mesh=mesh, threshold=0, exchange=exchange)
-                backward(net, targets(SHAPES, rank, 0))
-                if rank == 2:
-                    compressor.set_codec(Int8())
-                _fails_on_every_rank(mesh, net, compressor, "set_codec")
-                if rank != 2:
-                    compressor.set_codec(Int8())
-                backward(net, targets(SHAPES, rank, 1))
-                assert_replicas_are_alike(mesh, net)
-                assert_gradients_are_alike(mesh, net)
-
-
-@on_ranks(4, launcher="torchrun", alone=True)
-def test_a_state_that_was_loaded_on_one_rank() -> None:
-    """The same, whether gradients are encoded then, or not yet, or again not."""
-    mesh, rank = mesh_of(2), dist.get_rank()
-    for kernels, warmup, steps in (
-        (nullcontext, 0, 1),
-        (nullcontext, 9, 1),
-        (nullcontext, 1, 2),
-        (late_kernels, 0, 1),
-    ):
-        with kernels():
-            net, compressor = make(mesh, OneBit(), FULL, warmup_steps=warmup)
-            saved = copy.deepcopy(compressor.state_dict())
-            for step in range(steps):
-                backward(net, targets(SHAPES, rank, step))
-            for _ in range(2):
-                if rank == 2:
-                    compressor.load_state_dict(saved)
-                _fails_on_every_rank(mesh, net, compressor, "load_state_dict")
-            compressor.load_state_dict(saved)
-            for step in range(steps + 1):
-                backward(net, targets(SHAPES, rank, step))
-                assert_gradients_are_alike(mesh, net)
+                options = {"threshold": 0, "exchange": exchange, "warmup_steps": warmup}
+                compressor = hvdc.Compressor(net, codec, mesh=mesh, **options)
+                saved = copy.deepcopy(compressor.state_dict())
+                for step in range(2):
+                    backward(net, targets(SHAPES, rank, step))
+                for change in (
+                    lambda made=compressor: made.set_codec(Int8()),
+                    lambda made=compressor, state=saved: made.load_state_dict(state),
+                ):
+                    change()
+                    for step in range(2):
+                        backward(net, targets(SHAPES, rank, step))
+                        assert_replicas_are_alike(mesh, net)
+                        assert_gradients_are_alike(mesh, net)
 
 
 def _stable(codec: Any) -> ErrorFeedback:
