@@ -1,4 +1,4 @@
-"""What `make docs` gives no warning of: formulas of the site, and the version to cite."""
+"""Checks of the site that `make docs` does not make: formulas, and the version to cite."""
 
 from __future__ import annotations
 
