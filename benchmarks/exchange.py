@@ -25,7 +25,7 @@ from benchmarks.exchanges.base import Clock, Exchange, Work
 from benchmarks.results import Seconds
 from benchmarks.tables import Table, si_bytes
 from hvd_compress.exchanges.steps import FLOAT_BYTES
-from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.collectives import HorovodCollectives
 
 SCHEMA = "hvd_compress/exchange/1"
 DEFAULT = ["allreduce:none", "allreduce:fp16", "allgather:onebit", "allgather:int8"]
@@ -33,7 +33,7 @@ DEFAULT = ["allreduce:none", "allreduce:fp16", "allgather:onebit", "allgather:in
 
 def measure(
     exchanges: dict[str, Exchange],
-    collectives: Collectives,
+    collectives: HorovodCollectives,
     elements: int,
     *,
     threads: int,
@@ -84,7 +84,7 @@ def main(command_line: list[str] | None = None) -> int:
     args = _parse(command_line)
     torch.set_num_threads(args.threads)
     hvd.init()
-    collectives = Collectives(None, "benchmark")
+    collectives = HorovodCollectives(None, "benchmark")
     rows: list[dict[str, Any]] = []
     quiet = collectives.rank != 0 or not sys.stderr.isatty()
     for elements in tqdm(args.elements, disable=quiet):
@@ -104,7 +104,7 @@ def main(command_line: list[str] | None = None) -> int:
 
 
 def _verify(
-    case: Exchange, work: Work, collectives: Collectives, gradient: torch.Tensor
+    case: Exchange, work: Work, collectives: HorovodCollectives, gradient: torch.Tensor
 ) -> float | None:
     """The largest error of a first exchange; None if it is too large, or if ranks differ.
 

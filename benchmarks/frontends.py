@@ -33,10 +33,10 @@ from hvd_compress.engine.plan import Common
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route
-from hvd_compress.tensorflow.buckets import Bucket
+from hvd_compress.tensorflow.buckets import GraphBucket
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.native import operations
-from hvd_compress.tensorflow.slots import Slot as GraphSlot
+from hvd_compress.tensorflow.slots import GraphSlot
 
 SCHEMA = "hvd_compress/frontends/1"
 
@@ -83,7 +83,7 @@ class GraphSide:
 
     def _trace(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
         begun, _ = self._ops.hvdc_begin(self._ledger, graph=1, first=True)
-        bucket = Bucket(0, "allgather")  # Nothing is sent.
+        bucket = GraphBucket(0, "allgather")  # Nothing is sent.
         tokens = [
             self._coder.submit(
                 bucket,

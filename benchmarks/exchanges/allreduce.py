@@ -11,7 +11,7 @@ import torch
 from benchmarks.compressions import Compression
 from benchmarks.exchanges.base import Answer, Clock, Exchange, Work
 from hvd_compress.exchanges.steps import all_reduce
-from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.collectives import HorovodCollectives
 
 
 class AllReduce(Exchange):
@@ -42,7 +42,7 @@ class AllReduce(Exchange):
             raise ValueError(f"expected one of {', '.join(cls._KINDS)}, got {compression.text!r}")
         return cls(compression.name)
 
-    def prepare(self, collectives: Collectives, threads: int, elements: int) -> Work:
+    def prepare(self, collectives: HorovodCollectives, threads: int, elements: int) -> Work:
         name = f"allreduce.{self.config['compression']}.{elements}"
 
         def work(gradient: torch.Tensor, clock: Clock) -> torch.Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hvd_compress.exchanges.steps import FLOAT_BYTES
-from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.collectives import HorovodCollectives
 
 Answer = tuple[np.ndarray, np.ndarray | float]
 """The expected sum, shape=(n,), dtype float64 or float32, and the largest permitted error."""
@@ -51,7 +51,7 @@ class Exchange(ABC):
     config: dict[str, Any]
 
     @abstractmethod
-    def prepare(self, collectives: Collectives, threads: int, elements: int) -> Work:
+    def prepare(self, collectives: HorovodCollectives, threads: int, elements: int) -> Work:
         """Allocates the memory for tensors of that size, with residuals of zero, and returns the work."""
 
     @abstractmethod

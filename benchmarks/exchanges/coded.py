@@ -20,7 +20,7 @@ from hvd_compress.exchanges.reference import Simulation
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.steps import FLOAT_BYTES, Gradient
-from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.collectives import HorovodCollectives
 
 
 class Coded(Exchange):
@@ -79,7 +79,7 @@ class Coded(Exchange):
         )
         return simulation.average([{"gradient": one} for one in gradients], 1.0)["gradient"], 0.0
 
-    def prepare(self, collectives: Collectives, threads: int, elements: int) -> Work:
+    def prepare(self, collectives: HorovodCollectives, threads: int, elements: int) -> Work:
         hosts = Hosts(collectives.size, hvd.local_size())
         group = Group(collectives.rank, collectives.size, hosts)
         batches = Batches(Common(Executors(threads), group))

@@ -20,7 +20,7 @@ from hvd_compress.kernels.cpu_library import spec_pointer
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.kernels.entries import Arrays, Entry
-from hvd_compress.kernels.interface import Batch, Kernels
+from hvd_compress.kernels.interface import KernelBatch, Kernels
 from hvd_compress.kernels.torch_device import TorchDevice
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -173,7 +173,7 @@ class Executors:
         if copied:
             out.copy_(written)
 
-    def batch(self, entries: Sequence[Entry], arrays: Arrays, like: torch.Tensor) -> Batch:
+    def batch(self, entries: Sequence[Entry], arrays: Arrays, like: torch.Tensor) -> KernelBatch:
         """Kernels that encode and decode many tensors together; ``like`` is a tensor on the same device."""
         kernels = self.deferred(like)
         if kernels is None and like.device.type == "cpu":
@@ -181,7 +181,7 @@ class Executors:
         quick = [has_cuda_kernels(entry.codec, entry.shape) for entry in entries]
         if kernels is not None and all(quick):
             return CudaBatch(kernels, entries, arrays)
-        parts: list[tuple[Batch, Sequence[int]]] = []
+        parts: list[tuple[KernelBatch, Sequence[int]]] = []
         for one in set(quick):
             numbers = [number for number, value in enumerate(quick) if value == one]
             some = [entries[number] for number in numbers]

@@ -25,7 +25,7 @@ from hvd_compress.exchanges.packing import (
 )
 
 
-class Batch(Protocol):
+class PackedBatch(Protocol):
     """The part of a :class:`hvd_compress.engine.batch.Batch` that this module uses."""
 
     plan: BucketPlan
@@ -44,7 +44,7 @@ class Batch(Protocol):
         ...
 
 
-def all_gather(batch: Batch, comm: Comm, message: torch.Tensor, table: Table) -> Sending:
+def all_gather(batch: PackedBatch, comm: Comm, message: torch.Tensor, table: Table) -> Sending:
     """The same as :meth:`Comm.all_gather`, but sends a packed message, as payloads may be short.
 
     Args:
@@ -69,7 +69,7 @@ def all_gather(batch: Batch, comm: Comm, message: torch.Tensor, table: Table) ->
 
 
 def two_shots(
-    batch: Batch,
+    batch: PackedBatch,
     comm: Comm,
     message: torch.Tensor,
     average: Callable[[torch.Tensor], torch.Tensor],
@@ -165,7 +165,7 @@ def _cut(packed: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     return torch.cat([cut, cut.new_zeros(missing)]) if missing else cut
 
 
-def _heads(batch: Batch, rows: torch.Tensor, full: int) -> list[Head]:
+def _heads(batch: PackedBatch, rows: torch.Tensor, full: int) -> list[Head]:
     """The heads of the ranks' messages; an altered one is replaced by that of a rank that has failed."""
     heads = []
     for rank, row in enumerate(rows.numpy()):
@@ -181,7 +181,7 @@ def _longest(heads: Sequence[Head]) -> int:
     return max(head.needed for head in heads)
 
 
-def _unpacked(batch: Batch, rows: torch.Tensor, places_of: Sequence[Places]) -> torch.Tensor:
+def _unpacked(batch: PackedBatch, rows: torch.Tensor, places_of: Sequence[Places]) -> torch.Tensor:
     """Unpacked messages, one per row; the bytes behind short payloads have no meaning."""
     messages = np.empty((len(places_of), places_of[0].size), np.uint8)
     with batch.decoding():

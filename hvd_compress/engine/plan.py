@@ -21,7 +21,7 @@ from hvd_compress.exchanges.packing import Length
 from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.kernels.cpu_arrays import FixedArrays
 from hvd_compress.kernels.entries import Arrays, Entry
-from hvd_compress.kernels.interface import Batch as NativeBatch
+from hvd_compress.kernels.interface import KernelBatch
 
 Value = TypeVar("Value")
 
@@ -37,7 +37,7 @@ class Table:
     """
 
     layout: MessageLayout
-    kernels: NativeBatch
+    kernels: KernelBatch
     tail: torch.Tensor
 
 

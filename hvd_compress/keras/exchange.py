@@ -28,7 +28,7 @@ from hvd_compress.tensorflow.slots import common_name
 from hvd_compress.tensorflow.sources import name_of
 
 
-class Exchange:
+class KerasExchange:
     """Reduces the gradients of an optimizer with Horovod.
 
     Args:
@@ -112,9 +112,9 @@ class Exchange:
         """The number of calls of :meth:`average`, while tracing or eagerly."""
         self._checked = False
 
-    def with_compression(self, compression: Any, name: str) -> Exchange:
+    def with_compression(self, compression: Any, name: str) -> KerasExchange:
         """The same exchange with another compressor, to be traced again."""
-        return Exchange(compression, name=name, **self._settings)
+        return KerasExchange(compression, name=name, **self._settings)
 
     def begin(self) -> None:
         """Called at the start of a batch, which may exchange nothing; the last one's updates were used."""

@@ -20,7 +20,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from hvd_compress.keras.exchange import Exchange
+from hvd_compress.keras.exchange import KerasExchange
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow import Compressor
 
@@ -66,7 +66,7 @@ def DistributedOptimizer(
         ExchangeError: ``hvd.init()`` was not called.
     """
     _check(optimizer)
-    exchange = Exchange(
+    exchange = KerasExchange(
         compression,
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
@@ -149,7 +149,7 @@ class _Saved(keras.optimizers.Optimizer):
     holds nothing that belongs to a rank.
     """
 
-    _exchange: Exchange
+    _exchange: KerasExchange
     _stock: type[keras.optimizers.Optimizer]
     _scaled: bool  # Whether a LossScaleOptimizer around it exchanges its flags.
     _updates_before: float  # When it was distributed; inf if nothing can have been traced by then.
@@ -185,7 +185,7 @@ class _Saved(keras.optimizers.Optimizer):
         return optimizer
 
 
-class _Copied(Exchange):
+class _Copied(KerasExchange):
     """The exchange of an optimizer that Keras copied or loaded, which would exchange nothing."""
 
     def __init__(self) -> None:
@@ -297,7 +297,7 @@ def _refuse_stock_loss_scale() -> None:
         frame = frame.f_back
 
 
-def _distribute(optimizer: Any, exchange: Exchange, *, scaled: bool = False) -> None:
+def _distribute(optimizer: Any, exchange: KerasExchange, *, scaled: bool = False) -> None:
     """Makes an optimizer exchange; ``scaled``: it is within a ``LossScaleOptimizer`` that does."""
     optimizer._exchange = exchange
     optimizer._scaled = scaled

@@ -12,7 +12,7 @@ from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET, open_payload
 from hvd_compress.kernels.cpu_arrays import as_numpy, check_lengths, check_message
 from hvd_compress.kernels.entries import Arrays, Entry
-from hvd_compress.kernels.interface import Batch, Kernels, Sender
+from hvd_compress.kernels.interface import KernelBatch, Kernels, Sender
 
 
 class BatchPayloadError(PayloadError):
@@ -29,8 +29,8 @@ class BatchPayloadError(PayloadError):
         self.rank = rank
 
 
-class SerialBatch(Batch):
-    """Implements :class:`hvd_compress.kernels.interface.Batch` with one executor call after another.
+class SerialBatch(KernelBatch):
+    """Implements :class:`hvd_compress.kernels.interface.KernelBatch` with one executor call after another.
 
     Args:
         kernels: the executor.
@@ -62,7 +62,7 @@ class SerialBatch(Batch):
         steps: Sequence[int],
         message: Any,
     ) -> None:
-        """Encodes one entry after the other; arguments and errors are those of ``Batch.encode``."""
+        """Encodes one entry after the other; arguments and errors are those of ``KernelBatch.encode``."""
         check_lengths(len(self.arrays.sizes), values, residuals, next_residuals, steps)
         check_message("message", message.shape[0], self.message_bytes)
         for entry, (number, begin) in zip(self.entries, self.arrays.places, strict=True):
@@ -95,7 +95,7 @@ class SerialBatch(Batch):
         scale: float = 1.0,
         word: Any | None = None,
     ) -> bool:
-        """Decodes one entry after the other; arguments and errors are those of ``Batch.decode_sum``."""
+        """Decodes entry by entry; arguments and errors are those of ``KernelBatch.decode_sum``."""
         check_lengths(len(self.arrays.sizes), values, steps=steps)
         check_message("rows", rows.shape[1], self.message_bytes)
         nonfinite = False
@@ -117,14 +117,14 @@ class SerialBatch(Batch):
         return nonfinite
 
 
-class SplitBatch(Batch):
-    """Implements :class:`hvd_compress.kernels.interface.Batch` with several batches of the same arrays.
+class SplitBatch(KernelBatch):
+    """Implements :class:`hvd_compress.kernels.interface.KernelBatch` with batches of the same arrays.
 
     Args:
         parts: the batches, with the numbers that their entries have in the whole.
     """
 
-    def __init__(self, *parts: tuple[Batch, Sequence[int]]) -> None:
+    def __init__(self, *parts: tuple[KernelBatch, Sequence[int]]) -> None:
         self._parts = parts
 
     def encode(
@@ -135,7 +135,7 @@ class SplitBatch(Batch):
         steps: Sequence[int],
         message: Any,
     ) -> None:
-        """Encodes one part after the other; arguments and errors are those of ``Batch.encode``."""
+        """Encodes one part after the other; arguments and errors are those of ``KernelBatch.encode``."""
         for batch, _ in self._parts:
             batch.encode(values, residuals, next_residuals, steps, message)
 
@@ -147,7 +147,7 @@ class SplitBatch(Batch):
         scale: float = 1.0,
         word: Any | None = None,
     ) -> bool:
-        """Decodes one part after the other; arguments and errors are those of ``Batch.decode_sum``."""
+        """Decodes part by part; arguments and errors are those of ``KernelBatch.decode_sum``."""
         nonfinite = False
         for batch, numbers in self._parts:
             try:
@@ -158,7 +158,7 @@ class SplitBatch(Batch):
         return nonfinite
 
     def name_senders(self, sender: Sender) -> None:
-        """See ``Batch.name_senders``."""
+        """See ``KernelBatch.name_senders``."""
 
         def renumbered(numbers: Sequence[int]) -> Sender:
             return lambda entry, row: sender(numbers[entry], row)

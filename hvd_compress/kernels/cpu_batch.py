@@ -19,12 +19,12 @@ from hvd_compress.kernels.cpu_arrays import (
 from hvd_compress.kernels.cpu_arrays import rows as rows_of
 from hvd_compress.kernels.cpu_library import load
 from hvd_compress.kernels.entries import Arrays, Entry
-from hvd_compress.kernels.interface import Batch
+from hvd_compress.kernels.interface import KernelBatch
 from hvd_compress.kernels.native import spec_of
 
 
-class CpuBatch(Batch):
-    """Implements :class:`hvd_compress.kernels.interface.Batch` for NumPy arrays and CPU tensors.
+class CpuBatch(KernelBatch):
+    """Implements :class:`hvd_compress.kernels.interface.KernelBatch` for NumPy arrays and CPU tensors.
 
     The library's threads share the work of all tensors. The GIL is released while they run. Codecs
     without native kernels run in the reference, entry by entry, after the others.
@@ -70,7 +70,7 @@ class CpuBatch(Batch):
         steps: Sequence[int],
         message: Any,
     ) -> None:
-        """Encodes on the CPU; arguments are those of :meth:`.interface.Batch.encode`."""
+        """Encodes on the CPU; arguments are those of :meth:`.interface.KernelBatch.encode`."""
         check_lengths(len(self.arrays.sizes), values, residuals, next_residuals, steps)
         size = size_of(message)
         check_message("message", size, self.message_bytes)
@@ -91,7 +91,7 @@ class CpuBatch(Batch):
         scale: float = 1.0,
         word: Any | None = None,
     ) -> bool:
-        """Decodes on the CPU; arguments and errors are those of :meth:`.interface.Batch.decode_sum`."""
+        """Decodes on the CPU; arguments and errors: see :meth:`.interface.KernelBatch.decode_sum`."""
         check_lengths(len(self.arrays.sizes), values, steps=steps)
         ranks, size = rows.shape
         check_message("rows", size, self.message_bytes)

@@ -18,17 +18,16 @@ from hvd_compress.kernels.cuda import (
     altered,
     spec_for,
 )
-from hvd_compress.kernels.cuda_library import Array, Entry, Queue
-from hvd_compress.kernels.entries import Arrays
-from hvd_compress.kernels.entries import Entry as BatchEntry
-from hvd_compress.kernels.interface import Batch, Sender
+from hvd_compress.kernels.cuda_library import Array, CudaEntry, Queue
+from hvd_compress.kernels.entries import Arrays, Entry
+from hvd_compress.kernels.interface import KernelBatch, Sender
 from hvd_compress.kernels.native import DTYPES, check_dtype, noise_of
 
 _ARRAY = np.dtype(Array)
 
 
-class CudaBatch(Batch):
-    """Implements :class:`hvd_compress.kernels.interface.Batch` for CUDA tensors.
+class CudaBatch(KernelBatch):
+    """Implements :class:`hvd_compress.kernels.interface.KernelBatch` for CUDA tensors.
 
     Tensors whose codecs have the same kernel share one launch, up to 120 arrays when encoding and 256 when
     decoding. What stays the same from call to call is copied to the device by the first call in each
@@ -54,7 +53,7 @@ class CudaBatch(Batch):
     """
 
     def __init__(
-        self, kernels: CudaKernels, entries: Sequence[BatchEntry], arrays: Arrays | None = None
+        self, kernels: CudaKernels, entries: Sequence[Entry], arrays: Arrays | None = None
     ) -> None:
         self.entries = tuple(entries)
         self.arrays = arrays or Arrays.whole(entry.shape for entry in self.entries)
@@ -64,7 +63,7 @@ class CudaBatch(Batch):
         self._sender: Sender | None = None
         self._kernels = kernels
         self._tag = kernels.register(self)
-        self._native = (Entry * len(self.entries))()
+        self._native = (CudaEntry * len(self.entries))()
         places = zip(self._native, self.entries, self.arrays.places, strict=True)
         for row, entry, (array, first) in places:
             row.spec = spec_for(entry.codec, entry.shape)
@@ -95,7 +94,7 @@ class CudaBatch(Batch):
         steps: Sequence[int],
         message: Any,
     ) -> None:
-        """Encodes on the device; arguments and errors are those of ``Batch.encode``.
+        """Encodes on the device; arguments and errors are those of ``KernelBatch.encode``.
 
         ``message`` must be aligned to 16 bytes.
         """
@@ -127,7 +126,7 @@ class CudaBatch(Batch):
         scale: float = 1.0,
         word: Any | None = None,
     ) -> bool:
-        """Decodes on the device; arguments are those of ``Batch.decode_sum``.
+        """Decodes on the device; arguments are those of ``KernelBatch.decode_sum``.
 
         ``rows`` must be aligned to 16 bytes, and the stride of its rows a multiple of 16.
 
@@ -166,7 +165,7 @@ class CudaBatch(Batch):
         return False
 
     def name_senders(self, sender: Sender) -> None:
-        """See ``Batch.name_senders``; ``sender`` is kept, and should not refer to tensors."""
+        """See ``KernelBatch.name_senders``; ``sender`` is kept, and should not refer to tensors."""
         self._sender = sender
 
     def explain(self, number: int, row: int, what: str) -> BatchPayloadError:

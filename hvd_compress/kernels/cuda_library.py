@@ -49,7 +49,7 @@ class Residual(ctypes.Structure):
     _fields_ = [("before", P), ("after", P), ("count", I64), ("dtype", I32), ("reserved", I32)]
 
 
-class Entry(ctypes.Structure):
+class CudaEntry(ctypes.Structure):
     """The C interface's ``hvdc_cuda_entry``."""
 
     _fields_ = [

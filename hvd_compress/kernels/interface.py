@@ -78,7 +78,7 @@ Sender = Callable[[int, int], tuple[str, int]]
 """The name of a tensor and the rank that sent a payload, by the number of an entry and of a row."""
 
 
-class Batch(Protocol):
+class KernelBatch(Protocol):
     """Encodes many tensors into one message, and decodes all ranks' messages, with one call each.
 
     The tensors, their codecs and their places in the message are fixed when a batch is made

@@ -11,7 +11,7 @@ from hvd_compress.exchanges.comm import Collective
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.names import distinct
-from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.collectives import HorovodCollectives
 
 if TYPE_CHECKING:
     # Where Horovod is missing, the import of hvd_compress.torch says what to install.
@@ -33,7 +33,7 @@ class HorovodTransport:
     """
 
     def __init__(self, process_set: hvd.ProcessSet | None = None) -> None:
-        self._collectives = Collectives(process_set, distinct("hvd_compress.papers"))
+        self._collectives = HorovodCollectives(process_set, distinct("hvd_compress.papers"))
         self.rank, self.size = self._collectives.place
         if self.rank < 0:
             raise ExchangeError("expected a process set with this rank in it, got one without")

@@ -32,7 +32,7 @@ from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.placement import HOST
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.slots import GraphSlot
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class Auto(Compressor):
         self._plan = MappingProxyType(plan)
         self._why = explain(planner)
 
-    def _make_slot(self, position: int, label: str, gradient: tf.Tensor) -> Slot:
+    def _make_slot(self, position: int, label: str, gradient: tf.Tensor) -> GraphSlot:
         if self._plan is None:
             raise ExchangeError(
                 "expected Auto to know the gradients before the first one is traced, got none: pass the "
@@ -178,7 +178,7 @@ class Auto(Compressor):
         if not route.uncompressed:  # It may be excluded by its name.
             router = self._router.with_route(route)
             route = router.choose(label, tuple(shape.as_list()), dtype.name)
-        return Slot(position, dtype, shape, route, label=label)
+        return GraphSlot(position, dtype, shape, route, label=label)
 
     def _tensor(self, label: str, variable: Any) -> PlannedTensor:
         """A gradient with the routes that are open to it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.slots import GraphSlot
 
 LIMIT = 2**19
 """The most bytes of payloads in a bucket with several gradients. Longer messages may be gathered in another
@@ -24,7 +24,7 @@ last, so that no computation hides the time to encode and decode them."""
 
 
 @dataclass(eq=False)
-class Bucket:
+class GraphBucket:
     """Gradients of one call of Horovod that travel together, the same ones on every rank.
 
     Attributes:
@@ -38,7 +38,7 @@ class Bucket:
 
     number: int
     kind: str
-    slots: list[Slot] = field(default_factory=list)
+    slots: list[GraphSlot] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
     arrived: tf.Tensor | None = None
     encoded: tf.Tensor | None = None
@@ -54,13 +54,13 @@ class Bucket:
         size = self._size()
         return size if size is not None and size >= self._limit else None
 
-    def add(self, slot: Slot) -> int:
+    def add(self, slot: GraphSlot) -> int:
         """Adds a gradient and returns its number."""
         self.slots.append(slot)
         self.scales.append(0.0)
         return len(self.slots) - 1
 
-    def takes(self, slot: Slot) -> bool:
+    def takes(self, slot: GraphSlot) -> bool:
         """Whether a gradient with the same exchange may join the bucket."""
         size, more = self._size(), _payload_bytes(slot)
         if size is None or more is None:
@@ -76,5 +76,5 @@ class Bucket:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def _payload_bytes(slot: Slot) -> int | None:
+def _payload_bytes(slot: GraphSlot) -> int | None:
     return None if slot.shape is None else slot.route.codec.payload_bytes(slot.shape)

@@ -12,10 +12,10 @@ import tensorflow as tf
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.base import Shape
 from hvd_compress.exchanges.shards import Shared
-from hvd_compress.tensorflow.buckets import Bucket
+from hvd_compress.tensorflow.buckets import GraphBucket
 from hvd_compress.tensorflow.native import spec_bytes
 from hvd_compress.tensorflow.placement import HOST
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.slots import GraphSlot
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Coder:
 
     def submit(
         self,
-        bucket: Bucket,
+        bucket: GraphBucket,
         member: int,
         gradient: tf.Tensor,
         begun: tf.Tensor,
@@ -100,7 +100,7 @@ class Coder:
             gradient: the gradient in the slot's shape, after :meth:`Cut.ordered`.
             begun: the tensor on which all messages of the step depend.
             cut: the pieces in which the gradient is encoded.
-            state: the tensors of :attr:`Slot.handles`.
+            state: the tensors of :attr:`GraphSlot.handles`.
 
         Returns:
             The token that stands for the gradient, shape=(1,), float32.
@@ -121,7 +121,9 @@ class Coder:
             **self._attributes(slot, cut.shared.codec if cut.shared else slot.route.codec),
         )
 
-    def run(self, operation: str, bucket: Bucket, *inputs: tf.Tensor, **attributes: Any) -> Any:
+    def run(
+        self, operation: str, bucket: GraphBucket, *inputs: tf.Tensor, **attributes: Any
+    ) -> Any:
         """Runs an operation on a bucket, on the device.
 
         Args:
@@ -135,7 +137,7 @@ class Coder:
         with tf.device(self._device):
             return run(*inputs, self._ledger, bucket=bucket.number, **attributes)
 
-    def _attributes(self, slot: Slot, codec: Codec) -> dict[str, Any]:
+    def _attributes(self, slot: GraphSlot, codec: Codec) -> dict[str, Any]:
         return {
             "label": slot.label,
             "spec": spec_bytes(codec),

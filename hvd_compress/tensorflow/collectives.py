@@ -37,7 +37,7 @@ def digest(value: Any, ranks: int) -> np.ndarray:
     return (np.frombuffer(content, np.uint64) % np.uint64(2**24 // ranks)).astype(np.float32)
 
 
-class Collectives:
+class GraphCollectives:
     """Named collectives in one process set.
 
     Args:
@@ -60,14 +60,14 @@ class Collectives:
         self._prefix = prefix
         self._on_gpu = on_gpu
 
-    def among(self, ranks: Sequence[int]) -> Collectives:
+    def among(self, ranks: Sequence[int]) -> GraphCollectives:
         """The same collectives among some of the job's ranks.
 
         See :func:`hvd_compress.ranks.process_sets.among`.
         """
         known = _basics._get_process_set_ids_and_ranks()
         chosen = process_sets.among(hvd, known, ranks)
-        return Collectives(chosen, self._prefix, self._on_gpu)
+        return GraphCollectives(chosen, self._prefix, self._on_gpu)
 
     def compare_now(self, settings: dict[str, Any], name: str, what: str) -> None:
         """Compares the ranks' settings, outside of any graph; waits for all of them.

@@ -15,7 +15,7 @@ from hvd_compress.elastic.commits import Commit, Commits, Positions
 from hvd_compress.exchanges.shards import Shared, transpose, transpose_back
 from hvd_compress.tensorflow.collectives import tell
 from hvd_compress.tensorflow.compressor import Compressor
-from hvd_compress.tensorflow.slots import Slot, common_name
+from hvd_compress.tensorflow.slots import GraphSlot, common_name
 from hvd_compress.tensorflow.state import Inheritance, names_in_order
 
 
@@ -113,7 +113,9 @@ class _Kept(Inheritance):
     def __post_init__(self) -> None:
         self._names = sorted({self._known(name) for name, *_ in self.left})
 
-    def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
+    def give(
+        self, slot: GraphSlot, *, owners: int, shared: Shared | None, has_residuals: bool
+    ) -> None:
         """Assigns the next entry with the name of the slot's variable to the slot, or zeros."""
         name = self._known(slot.variable_name)
         if self._names and name not in self._names:
@@ -156,7 +158,7 @@ def _check(compressor: Compressor) -> None:
         )
 
 
-def _unsent_of(slot: Slot, rank: int, owners: int, shared: Shared | None) -> np.ndarray:
+def _unsent_of(slot: GraphSlot, rank: int, owners: int, shared: Shared | None) -> np.ndarray:
     """The numbers a rank has yet to add to the sum of gradients, shape=(n,), float32, row-major."""
     residual, owned = (kept.numpy().astype(np.float32) for kept in slot.kept)
     if slot.route.uncompressed:

@@ -34,20 +34,20 @@ from hvd_compress.ranks import names, process_sets
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.launch import say_alone, warn_of_separate_jobs
-from hvd_compress.tensorflow.buckets import Bucket
+from hvd_compress.tensorflow.buckets import GraphBucket
 from hvd_compress.tensorflow.coder import Coder
-from hvd_compress.tensorflow.collectives import Collectives
+from hvd_compress.tensorflow.collectives import GraphCollectives
 from hvd_compress.tensorflow.exchanges import registry
-from hvd_compress.tensorflow.exchanges.base import Exchange
+from hvd_compress.tensorflow.exchanges.base import GraphExchange
 from hvd_compress.tensorflow.graphs import Beginning, beginnings_in, graph_of, is_outermost
 from hvd_compress.tensorflow.guard import check_who_hashes
 from hvd_compress.tensorflow.native import open_cuda, operations
 from hvd_compress.tensorflow.placement import HOST, choose, is_gpu
 from hvd_compress.tensorflow.reduction import scale_of
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.slots import GraphSlot
 from hvd_compress.tensorflow.sources import Call, SharedTrace, Source, Variables, call_of
 from hvd_compress.tensorflow.state import Inheritance, StateOwner, check_restored, inheritance
-from hvd_compress.tensorflow.step import Step
+from hvd_compress.tensorflow.step import GraphStep
 from hvd_compress.tensorflow.use import TensorFlowUse
 
 _UNKNOWN_SIZE = 2**31 - 1
@@ -131,7 +131,7 @@ class Compressor(tf.Module, HorovodCompressor):
         registry.check(self._router, exchange, process_set.size())
         prefix = names.distinct("hvd_compress" if name is None else name)
         self._device = choose(device, *registry.kernels_for_gpus(exchange, self._router.codecs))
-        self._collectives = Collectives(process_set, prefix, on_gpu=is_gpu(self._device))
+        self._collectives = GraphCollectives(process_set, prefix, on_gpu=is_gpu(self._device))
         self._size = self._collectives.size
         warn_of_separate_jobs(hvd.size())
         if self._size == 1:
@@ -147,7 +147,7 @@ class Compressor(tf.Module, HorovodCompressor):
         kinds = [route.kind, *(one.kind for one in self._router.encoding)]
         self._set_exchanges([exchange, "allgather"] if auto else kinds)
         self._warned_of_nothing = False
-        self._step = Step(self._ops, self._ledger, self._collectives, self._compared)
+        self._step = GraphStep(self._ops, self._ledger, self._collectives, self._compared)
         self._variables = Variables()
         self._expected: Source | None = None
         self._calls = 0
@@ -156,7 +156,7 @@ class Compressor(tf.Module, HorovodCompressor):
         self.begins_anew = False
         """Whether gradients that are not traced yet begin without saved residuals, since :meth:`reset`."""
         self._restored_slots: frozenset[int] = frozenset()
-        self.slots: list[Slot] = []
+        self.slots: list[GraphSlot] = []
         owners = self._exchanges[exchange if auto else route.kind].owners
         self.owner = self._make_owner(exchange=exchange, owners=owners)
         self._inheritance = Inheritance()
@@ -345,12 +345,12 @@ class Compressor(tf.Module, HorovodCompressor):
             self._inherit(slot)
         self._replace()
 
-    def owners_of(self, slot: Slot) -> int:
+    def owners_of(self, slot: GraphSlot) -> int:
         """The number of ranks that share out a gradient; 0 where none do."""
         exchange = self._exchanges.get(slot.route.kind)
         return exchange.owners if exchange else 0
 
-    def shared(self, slot: Slot) -> Shared | None:
+    def shared(self, slot: GraphSlot) -> Shared | None:
         """The order and the parts in which ranks share out a gradient; None where they do not."""
         exchange = self._exchanges.get(slot.route.kind)
         return exchange.shared(slot) if exchange else None
@@ -385,7 +385,7 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def _set_exchanges(self, kinds: Sequence[str]) -> None:
         # Not a dictionary, which TensorFlow would take for a part of checkpoints.
-        self._exchanges: Mapping[str, Exchange] = MappingProxyType(
+        self._exchanges: Mapping[str, GraphExchange] = MappingProxyType(
             {
                 kind: registry.EXCHANGES[kind](self._collectives, self._coder)
                 for kind in dict.fromkeys(kinds)
@@ -413,7 +413,7 @@ class Compressor(tf.Module, HorovodCompressor):
         """The content of a checkpoint besides variables, see :class:`StateOwner`."""
         return {"orders": list(map(self._order_of, self.slots))}
 
-    def _order_of(self, slot: Slot) -> dict[str, Any]:
+    def _order_of(self, slot: GraphSlot) -> dict[str, Any]:
         """The description of a gradient in a checkpoint."""
         found = self.shared(slot)
         cut = {"row": found.row, "transposed": found.transposed} if found else {}
@@ -427,7 +427,7 @@ class Compressor(tf.Module, HorovodCompressor):
                 check_restored(slot, self.owners_of(slot), self.shared(slot), self.owner.rank)
         self._restored_slots -= {slot.index for slot in self.slots}
 
-    def _inherit(self, slot: Slot) -> None:
+    def _inherit(self, slot: GraphSlot) -> None:
         exchange = self._exchanges.get(slot.route.kind)
         self._inheritance.give(
             slot,
@@ -436,14 +436,14 @@ class Compressor(tf.Module, HorovodCompressor):
             has_residuals=exchange.common.residuals if exchange else True,
         )
 
-    def _slot(self, source: Source, turn: int, like: Any, call: int) -> Slot:
+    def _slot(self, source: Source, turn: int, like: Any, call: int) -> GraphSlot:
         """The slot of a gradient.
 
         Args:
             source: the variable of the gradient.
             turn: see :meth:`Variables.find`.
             like: the gradient, or an object with its shape and dtype.
-            call: :attr:`Slot.call` of a new slot.
+            call: :attr:`GraphSlot.call` of a new slot.
         """
         known = self._variables.find(source.variable, turn)
         if known is not None:
@@ -467,7 +467,7 @@ class Compressor(tf.Module, HorovodCompressor):
             self._step.forget_agreement()
         return slot
 
-    def _slot_like(self, source: Source, turn: int, traced: Slot) -> Slot:
+    def _slot_like(self, source: Source, turn: int, traced: GraphSlot) -> GraphSlot:
         """The slot of a gradient that is exchanged by the trace of another gradient.
 
         Raises:
@@ -484,13 +484,13 @@ class Compressor(tf.Module, HorovodCompressor):
             )
         return slot
 
-    def _make_slot(self, position: int, label: str, gradient: tf.Tensor) -> Slot:
+    def _make_slot(self, position: int, label: str, gradient: tf.Tensor) -> GraphSlot:
         size = gradient.shape.as_list() if gradient.shape.is_fully_defined() else [_UNKNOWN_SIZE]
         route = self._router.choose(label, tuple(size), gradient.dtype.name)
         route = route.among(self._size, divisible=gradient.shape.is_fully_defined())
         if route.uncompressed and not self._router.wanted(label, tuple(size)).uncompressed:
             warn_of_dtypes({label: gradient.dtype.name})
-        slot = Slot(position, gradient.dtype, gradient.shape, route, self._device, label)
+        slot = GraphSlot(position, gradient.dtype, gradient.shape, route, self._device, label)
         if not route.uncompressed:
             self._exchanges[route.kind].check(slot)
             if slot.shape is not None:
@@ -566,7 +566,7 @@ class Compressor(tf.Module, HorovodCompressor):
         return self._collectives.included and not alone
 
     def _start_uncompressed(
-        self, slot: Slot, gradient: tf.Tensor, beginning: Beginning
+        self, slot: GraphSlot, gradient: tf.Tensor, beginning: Beginning
     ) -> _Started:
         sent = gradient
         wanted = slot.route.cast_dtype
@@ -586,7 +586,7 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def _start_encoded(
         self,
-        slot: Slot,
+        slot: GraphSlot,
         gradient: tf.Tensor,
         beginning: Beginning,
         state: Sequence[tf.Tensor],
@@ -623,7 +623,7 @@ class Compressor(tf.Module, HorovodCompressor):
 
         return token, finish
 
-    def _send_uncompressed(self, bucket: Bucket, message: tf.Tensor) -> tf.Tensor:
+    def _send_uncompressed(self, bucket: GraphBucket, message: tf.Tensor) -> tf.Tensor:
         ranks = self._collectives
         name = f"{bucket.label}.uncompressed"
         return ranks.bytes(ranks.all_reduce(ranks.numbers(message), name))

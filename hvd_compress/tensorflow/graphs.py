@@ -14,10 +14,10 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.tensorflow.buckets import Bucket
+from hvd_compress.tensorflow.buckets import GraphBucket
 from hvd_compress.tensorflow.collectives import digest
 from hvd_compress.tensorflow.placement import HOST
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.slots import GraphSlot
 from hvd_compress.tensorflow.sources import SharedTrace
 
 _BEGINNINGS = "_hvd_compress_beginnings"
@@ -50,9 +50,9 @@ class Beginning:
     gradients: Any = None
     begun: tf.Tensor = field(default_factory=lambda: tf.ones([1]))
     everybody: tf.Tensor = field(default_factory=lambda: tf.constant(True))
-    slots: Sequence[Slot] = ()
+    slots: Sequence[GraphSlot] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
-    buckets: list[Bucket] = field(default_factory=list)
+    buckets: list[GraphBucket] = field(default_factory=list)
     shared: SharedTrace | None = None
     _counts: Counter[int] = field(default_factory=Counter)
 
@@ -60,7 +60,7 @@ class Beginning:
         with tf.init_scope(), tf.device(HOST):
             self.digest = ResourceVariable(self._digest(), trainable=False)
 
-    def exchanges(self, slots: Sequence[Slot]) -> None:
+    def exchanges(self, slots: Sequence[GraphSlot]) -> None:
         """Sets the slots of the gradients that come back."""
         if slots == self.slots:
             return
@@ -71,13 +71,13 @@ class Beginning:
     def _digest(self) -> np.ndarray:
         return digest([dict(self.beside), *(slot.index for slot in self.slots)], self.ranks)
 
-    def bucket_for(self, slot: Slot) -> Bucket:
+    def bucket_for(self, slot: GraphSlot) -> GraphBucket:
         """The bucket that a gradient joins: the newest one of its exchange, or else a new one."""
         kind = slot.route.kind
         newest = [bucket for bucket in self.buckets if bucket.kind == kind][-1:]
         if newest and newest[0].takes(slot):
             return newest[0]
-        self.buckets.append(Bucket(len(self.buckets), kind))
+        self.buckets.append(GraphBucket(len(self.buckets), kind))
         return self.buckets[-1]
 
     def count(self, thing: Any) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 
 from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.slots import GraphSlot
 
 
 def check_operation(operation: Any) -> None:
@@ -20,7 +20,7 @@ def check_operation(operation: Any) -> None:
         )
 
 
-def scale_of(reduction: Any, slot: Slot, process_set: Any, ranks: int) -> float:
+def scale_of(reduction: Any, slot: GraphSlot, process_set: Any, ranks: int) -> float:
     """The factor by which Horovod's reduction multiplies the sum of the ranks' gradients.
 
     Args:

@@ -13,7 +13,7 @@ from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.placement import HOST
 
 
-class Slot(tf.Module):
+class GraphSlot(tf.Module):
     """The state of one gradient, in variables, which checkpoints save.
 
     Attributes:

@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.slots import GraphSlot
 
 _REDUCES = "allreduce_grads"
 
@@ -122,9 +122,9 @@ class Variables:
     """The slots of variables."""
 
     def __init__(self) -> None:
-        self._slots: dict[tuple[int, int], tuple[weakref.ref[Any], Slot]] = {}
+        self._slots: dict[tuple[int, int], tuple[weakref.ref[Any], GraphSlot]] = {}
 
-    def find(self, variable: Any, turn: int) -> Slot | None:
+    def find(self, variable: Any, turn: int) -> GraphSlot | None:
         """The slot of a variable's gradient; None where there is none yet.
 
         Args:
@@ -134,18 +134,18 @@ class Variables:
         known, slot = self._slots.get((id(variable), turn), (None, None))
         return slot if known is not None and known() is variable else None
 
-    def add(self, variable: Any, turn: int, slot: Slot) -> None:
+    def add(self, variable: Any, turn: int, slot: GraphSlot) -> None:
         """Registers a slot; warns if compressors are made for one step each."""
         self._slots[id(variable), turn] = weakref.ref(variable), slot
         if turn == 0 and slot.route.feedback.enabled:
             _note_compressor(variable, slot)
 
 
-_latest: dict[int, tuple[weakref.ref[Any], weakref.ref[Slot], int]] = {}
+_latest: dict[int, tuple[weakref.ref[Any], weakref.ref[GraphSlot], int]] = {}
 """By a variable's id: the variable, its newest slot, and how many slots before served one step each."""
 
 
-def _note_compressor(variable: Any, slot: Slot) -> None:
+def _note_compressor(variable: Any, slot: GraphSlot) -> None:
     key, thrown = id(variable), 0
     known, newest, before = _latest.get(key, (None, None, 0))
     if known is not None and newest is not None and known() is variable:
@@ -175,15 +175,15 @@ class SharedTrace:
     def __init__(
         self,
         graph: Any,
-        find: Callable[[Source, int, Slot], Slot],
-        found: Callable[[list[Slot]], None],
+        find: Callable[[Source, int, GraphSlot], GraphSlot],
+        found: Callable[[list[GraphSlot]], None],
     ) -> None:
         self._graph, self._find, self._found = graph, find, found
-        self._traced: list[tuple[int, int, Slot]] = []
-        self._now: list[Slot] = []
+        self._traced: list[tuple[int, int, GraphSlot]] = []
+        self._now: list[GraphSlot] = []
 
-    def handles(self, source: Source, turn: int, slot: Slot) -> list[tf.Tensor]:
-        """The tensors of :attr:`Slot.handles`, looked up in each call."""
+    def handles(self, source: Source, turn: int, slot: GraphSlot) -> list[tf.Tensor]:
+        """The tensors of :attr:`GraphSlot.handles`, looked up in each call."""
         number = len(self._traced)
         self._traced.append((source.place, turn, slot))
         return [

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hvd_compress.exchanges.shards import Shards, Shared, transpose, transpose_back
 from hvd_compress.ranks import resize
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.slots import GraphSlot
 
 _VERSION = 4
 _OWNER = "owner"
@@ -29,7 +29,8 @@ class StateOwner(tf.train.experimental.PythonState):
         seed: the seed of the noise.
         describe: returns the rest of the checkpoint. ``orders`` has for each gradient how elements are
             ordered and cut, see :class:`hvd_compress.exchanges.shards.Shared`; its ``key``; the variable's
-            name as ``of``; the number of its first ``call``, see :class:`Slot`; and its ``residual_dtype``.
+            name as ``of``; the number of its first ``call``, see :class:`GraphSlot`; and its
+            ``residual_dtype``.
         restored: called with a checkpoint's content when it is this rank's.
         settings: ``exchange``, on which the residuals that are kept depend, and ``owners``, the number of
             ranks that share out a gradient: ranks 0 to ``owners - 1`` do, the next ``owners`` ranks do, and
@@ -115,7 +116,7 @@ class _Left:
         transposed: rows and columns of the gradient, where residuals are in column order; otherwise None.
         key: the gradient's number in the order of owners' parts.
         of: the variable's name.
-        call: see :class:`Slot`.
+        call: see :class:`GraphSlot`.
         residual_dtype: the dtype of the residuals in the checkpoint.
     """
 
@@ -134,7 +135,9 @@ class _Left:
 class Inheritance:
     """The state with which gradients will start; here, zeros."""
 
-    def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
+    def give(
+        self, slot: GraphSlot, *, owners: int, shared: Shared | None, has_residuals: bool
+    ) -> None:
         """Hands over a gradient's part, if there is one, once.
 
         Args:
@@ -159,7 +162,9 @@ class Resized(Inheritance):
     heir: StateOwner
     names: Sequence[str]
 
-    def give(self, slot: Slot, *, owners: int, shared: Shared | None, has_residuals: bool) -> None:
+    def give(
+        self, slot: GraphSlot, *, owners: int, shared: Shared | None, has_residuals: bool
+    ) -> None:
         _check_order(self.names, slot.index, slot.variable_name)
         if slot.index not in self.left:
             slot.begin_anew()
@@ -212,7 +217,7 @@ def inheritance(checkpoints: Sequence[str], name: str, heir: StateOwner) -> Resi
     return Resized({i: [state["slots"][i] for state in states] for i in counts[0]}, heir, names)
 
 
-def check_restored(slot: Slot, owners: int, shared: Shared | None, rank: int) -> None:
+def check_restored(slot: GraphSlot, owners: int, shared: Shared | None, rank: int) -> None:
     """Raises ``ValueError`` where residuals from a checkpoint cannot be a rank's, or would never be sent.
 
     Args:
@@ -264,7 +269,7 @@ def names_in_order(variables: Sequence[tuple[str, int]], caller: str) -> list[st
 
     Args:
         variables: for each gradient, the name of its variable and the number of the call in which it was
-            first exchanged, see :class:`Slot`.
+            first exchanged, see :class:`GraphSlot`.
         caller: the function that needs the names, for the message.
 
     Raises:

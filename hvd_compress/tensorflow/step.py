@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hvd_compress.ranks import agreement, token
 from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.tensorflow.collectives import Collectives
+from hvd_compress.tensorflow.collectives import GraphCollectives
 from hvd_compress.tensorflow.graphs import Beginning
 from hvd_compress.tensorflow.slots import common_name
 from hvd_compress.tensorflow.sources import tensorflow_variable
@@ -22,7 +22,7 @@ _FAILURE = "error in an earlier step"
 _LATE = "error that an earlier step could not know"
 
 
-class Step:
+class GraphStep:
     """The collectives before a step's messages, which all depend on them.
 
     The participation check, a sum of tokens, tells whether any rank has joined. Two more numbers tell
@@ -41,7 +41,7 @@ class Step:
         self,
         operations: Any,
         ledger: tf.Tensor,
-        collectives: Collectives,
+        collectives: GraphCollectives,
         configuration: Callable[[], dict[str, Any]],
     ) -> None:
         self._ops = operations

@@ -60,7 +60,7 @@ class Handle:
         return True
 
     def wait(self) -> torch.Tensor:
-        """The result; rows, if :meth:`Collectives.start` gave it any, are one for each rank in rank order.
+        """The result; its rows, if :meth:`HorovodCollectives.start` made any, are in the order of ranks.
 
         Sleeps between checks until the result is there. Horovod's own wait spins, on a core that its
         background thread and the other ranks need.
@@ -92,7 +92,7 @@ def equal_hosts() -> bool:
     return bool(_basics.is_homogeneous())
 
 
-class Collectives:
+class HorovodCollectives:
     """Asynchronous named collectives among the ranks of a process set.
 
     Those of an exchange may be among the ranks of a host, or between hosts, after :meth:`register`.
@@ -109,7 +109,7 @@ class Collectives:
         self._process_set = process_sets.registered(hvd, process_set)
         self._prefix = prefix
         self.rank, self.size = self.place
-        self._by_scope: dict[str, Collectives] = {}
+        self._by_scope: dict[str, HorovodCollectives] = {}
 
     @property
     def place(self) -> tuple[int, int]:
@@ -122,13 +122,13 @@ class Collectives:
         """Whether these are all of the job's ranks."""
         return self.size == hvd.size()
 
-    def among(self, ranks: Sequence[int]) -> Collectives:
+    def among(self, ranks: Sequence[int]) -> HorovodCollectives:
         """The same collectives among some of the job's ranks, including this one.
 
         See :func:`hvd_compress.ranks.process_sets.among`.
         """
         known = _basics._get_process_set_ids_and_ranks()
-        return Collectives(process_sets.among(hvd, known, ranks), self._prefix)
+        return HorovodCollectives(process_sets.among(hvd, known, ranks), self._prefix)
 
     def register(self, hosts: Hosts) -> None:
         """Registers the process sets of hosts. Every rank has to call it; waits for all of them.

@@ -26,9 +26,9 @@ from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks import names, token
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.launch import warn_of_separate_jobs
-from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.collectives import HorovodCollectives
 from hvd_compress.torch.slots import Slots
-from hvd_compress.torch.step import Step
+from hvd_compress.torch.step import HorovodStep
 
 
 @dataclass(eq=False)
@@ -201,10 +201,10 @@ class Compressor(CompressorBase, HorovodCompressor):
         return ctx.gradient
 
     def _take_place(self) -> None:
-        ranks = self._collectives = Collectives(self._process_set, self._prefix)
+        ranks = self._collectives = HorovodCollectives(self._process_set, self._prefix)
         warn_of_separate_jobs(hvd.size())
         self._join(_group_of(ranks))
-        self._step = Step(
+        self._step = HorovodStep(
             ranks,
             self._batches,
             self._configuration,
@@ -306,7 +306,7 @@ class Compressor(CompressorBase, HorovodCompressor):
         return sent.float() if sent.dtype == torch.bfloat16 else sent  # Horovod has no bfloat16.
 
 
-def _group_of(ranks: Collectives) -> Group:
+def _group_of(ranks: HorovodCollectives) -> Group:
     """This rank's place, as Horovod knows it now."""
     return Group(*ranks.place, Hosts(hvd.size(), hvd.local_size()))
 

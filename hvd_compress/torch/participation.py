@@ -9,7 +9,7 @@ import torch
 
 from hvd_compress.ranks import agreement, token
 from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.torch.collectives import Collectives, Handle
+from hvd_compress.torch.collectives import Handle, HorovodCollectives
 
 
 class Participation:
@@ -34,7 +34,7 @@ class Participation:
 
     def __init__(
         self,
-        collectives: Collectives,
+        collectives: HorovodCollectives,
         configuration: Callable[[], dict[str, Any]],
         prepare: Callable[[], None],
     ) -> None:

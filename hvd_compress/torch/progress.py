@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from hvd_compress.engine.pending import Pending, phase
 from hvd_compress.ranks import threads
-from hvd_compress.torch.collectives import Collectives, Handle
+from hvd_compress.torch.collectives import Handle, HorovodCollectives
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 100e-6, 1e-3
 
@@ -31,7 +31,7 @@ class Poller:
         collectives: starts the collectives.
     """
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, collectives: HorovodCollectives) -> None:
         self._state = _ProgressState(collectives)
         self._thread: threading.Thread | None = None
 
@@ -56,7 +56,7 @@ class Poller:
 class _ProgressState:
     """The state that a progress thread and its owner share; the thread must not keep the owner alive."""
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, collectives: HorovodCollectives) -> None:
         self._collectives = collectives
         self._changed = threading.Condition()
         self._under_way: dict[Pending, Handle] = {}

@@ -23,7 +23,7 @@ from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.ranks import token
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.collectives import HorovodCollectives
 from hvd_compress.torch.participation import Participation
 from hvd_compress.torch.progress import Poller
 
@@ -47,7 +47,7 @@ _TIMEOUT_IN_BACKWARD = 5.0
 """Seconds to wait for slower ranks at the end of a backward pass; the rest is waited for later."""
 
 
-class Step:
+class HorovodStep:
     """Sends buckets when all ranks are known to take part in a step, and collects them.
 
     Nothing waits in a hook, because hooks fire in another order on each rank. Messages that the hooks could
@@ -64,7 +64,7 @@ class Step:
 
     def __init__(
         self,
-        collectives: Collectives,
+        collectives: HorovodCollectives,
         batches: Batches,
         configuration: Callable[[], dict[str, Any]],
         hosts: Callable[[], Hosts | None],
@@ -238,7 +238,7 @@ class Step:
         if arrived is not None:
             self._buckets.plan(arrived)
 
-    def _send(self, bucket: Bucket, counters: Counters) -> None:
+    def _send(self, bucket: HorovodBucket, counters: Counters) -> None:
         for encoded, named in ((True, bucket.name), (False, f"{bucket.name} cold")):
             slots, gradients = bucket.sorted(lambda slot: (slot in self._cold) != encoded)  # noqa: B023
             if not slots:
@@ -292,7 +292,7 @@ class Step:
 
 
 @dataclass(eq=False)
-class Bucket:
+class HorovodBucket:
     """Gradients that travel together.
 
     Attributes:
@@ -322,8 +322,8 @@ class Buckets:
     """
 
     def __init__(self) -> None:
-        self._buckets: dict[Slot, Bucket] = {}
-        self._waiting: dict[str, Bucket] = {}
+        self._buckets: dict[Slot, HorovodBucket] = {}
+        self._waiting: dict[str, HorovodBucket] = {}
         self._arrived: set[Slot] = set()
         self._count = 0
 
@@ -339,23 +339,23 @@ class Buckets:
         for members in kinds.values():
             by_index = {slot.index: slot for slot in members}
             for numbers in buckets.compose((slot.index, slot.count) for slot in members):
-                bucket = Bucket(f"bucket {self._count}", self._count, len(numbers))
+                bucket = HorovodBucket(f"bucket {self._count}", self._count, len(numbers))
                 self._buckets.update({by_index[number]: bucket for number in numbers})
                 self._count += 1
 
-    def add(self, slot: Slot, gradient: torch.Tensor) -> Bucket | None:
+    def add(self, slot: Slot, gradient: torch.Tensor) -> HorovodBucket | None:
         """Adds a gradient; returns its bucket if that is complete now."""
         self._arrived.add(slot)
         planned = self._buckets.get(slot)
         if planned is None:
-            planned = Bucket(f"latecomer {slot.index}", self._count + slot.index, 1)
+            planned = HorovodBucket(f"latecomer {slot.index}", self._count + slot.index, 1)
         bucket = self._waiting.get(planned.name)
         if bucket is None:
             bucket = self._waiting[planned.name] = replace(planned, gradients={})
         bucket.gradients[slot] = gradient
         return None if len(bucket.gradients) < bucket.wanted else self._waiting.pop(bucket.name)
 
-    def rest(self) -> list[Bucket]:
+    def rest(self) -> list[HorovodBucket]:
         """The buckets that wait for gradients which do not arrive in this step."""
         return [self._waiting.pop(name) for name in sorted(self._waiting)]
 

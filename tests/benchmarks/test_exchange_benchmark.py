@@ -82,11 +82,11 @@ def test_two_ranks_measure(tmp_path, capfd):
 
 @on_ranks(4, launcher="two hosts", environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
 def test_two_hosts_of_two_ranks_measure():
-    from hvd_compress.torch.collectives import Collectives
+    from hvd_compress.torch.collectives import HorovodCollectives
 
     cases = {kind: exchanges.exchange(f"hierarchical:{kind}") for kind in ("onebit", "ternary")}
 
-    rows = exchange.measure(cases, Collectives(None, "test"), 5000, threads=1, repeats=2)
+    rows = exchange.measure(cases, HorovodCollectives(None, "test"), 5000, threads=1, repeats=2)
 
     assert [row["error"] for row in rows] == [0.0, 0.0], "the reference's bits"
     # One payload of a half of the tensor goes to the other host.
@@ -137,7 +137,7 @@ class _Spoilt(Coded):
 
 @on_ranks(2)
 def test_wrong_sums_are_seen():
-    from hvd_compress.torch.collectives import Collectives
+    from hvd_compress.torch.collectives import HorovodCollectives
 
     cases = {
         "right": exchanges.exchange("allgather:onebit"),
@@ -145,6 +145,6 @@ def test_wrong_sums_are_seen():
         "all ranks": _Spoilt({0, 1}),
     }
 
-    rows = exchange.measure(cases, Collectives(None, "test"), 5000, threads=1, repeats=1)
+    rows = exchange.measure(cases, HorovodCollectives(None, "test"), 5000, threads=1, repeats=1)
 
     assert [row["error"] for row in rows] == [0.0, None, None]

@@ -17,7 +17,7 @@ from hvd_compress import Route
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.exchanges.shards import transpose_back
 from hvd_compress.ranks.counters import Counters
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.slots import GraphSlot
 from tests.contract.frontend import OF_HOROVOD, Arrays, Form, Frontend, Job, Kept
 from tests.tensorflow.probes import process_set
 
@@ -74,7 +74,7 @@ class TensorFlowJob(Job):
         owned = {name: slot.owned.numpy().astype(np.float32) for name, slot in slots.items()}
         return whole, owned
 
-    def _ordered(self, slot: Slot) -> np.ndarray:
+    def _ordered(self, slot: GraphSlot) -> np.ndarray:
         """The residual in the order of the gradient."""
         residual, shared = slot.residual.numpy().astype(np.float32), self.compressor.shared(slot)
         return transpose_back(residual, shared.transposed if shared and residual.size else None)

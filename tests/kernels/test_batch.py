@@ -23,7 +23,7 @@ from hvd_compress.kernels.cpu_arrays import FixedArrays, addresses_of
 from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.kernels.cpu_library import load
 from hvd_compress.kernels.entries import Arrays, Entry
-from hvd_compress.kernels.interface import Batch
+from hvd_compress.kernels.interface import KernelBatch
 from hvd_compress.kernels.native import KernelError, Tensor, spec_of
 from hvd_compress.kernels.reference import ReferenceKernels
 from tests.codecs.cases import floats, normal, shapes, tensors
@@ -86,7 +86,7 @@ def on_rank(case: Case, rank: int) -> Case:
 
 
 def check_encode(
-    batch: Batch, cases: Sequence[Case], *, in_place: bool, widen: bool = False
+    batch: KernelBatch, cases: Sequence[Case], *, in_place: bool, widen: bool = False
 ) -> torch.Tensor:
     """Encodes between guards, compares with the reference, and returns the message."""
     entries = entries_of(cases)
@@ -134,7 +134,12 @@ def check_encode(
 
 
 def check_decode(
-    batch: Batch, cases: Sequence[Case], rows: torch.Tensor, scale: float, *, widen: bool = False
+    batch: KernelBatch,
+    cases: Sequence[Case],
+    rows: torch.Tensor,
+    scale: float,
+    *,
+    widen: bool = False,
 ) -> None:
     """Decodes between guards, and compares with the reference."""
     entries = entries_of(cases)
@@ -175,7 +180,7 @@ def check(cases: Sequence[Case], threads: int, ranks: int, scale: float) -> None
     """Encodes and decodes, in place and not, by the CPU's batch and by single calls of two executors."""
     entries = entries_of(cases)
     rows = messages(cases, ranks)
-    batches: list[tuple[Batch, bool]] = [
+    batches: list[tuple[KernelBatch, bool]] = [
         (CpuBatch(entries, threads), False),
         (SerialBatch(CpuKernels(threads), entries), False),
     ]
@@ -192,7 +197,7 @@ def check(cases: Sequence[Case], threads: int, ranks: int, scale: float) -> None
 class _Numbered:
     """A batch of the reference's, which takes NumPy's arrays."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: KernelBatch) -> None:
         self._batch = batch
 
     def encode(self, *lists: Any) -> None:

@@ -6,13 +6,13 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_compress.tensorflow.collectives import Collectives
+from hvd_compress.tensorflow.collectives import GraphCollectives
 from tests.ranks import on_ranks
 
 
 @on_ranks(2, launcher="tensorflow")
 def test_any_bytes_come_through_a_sum() -> None:
-    collectives = Collectives(hvd.global_process_set, "bytes")
+    collectives = GraphCollectives(hvd.global_process_set, "bytes")
     messages = np.random.default_rng(1).integers(0, 256, (2, 2**20), np.uint8)
     messages[:, :1024], messages[0, 1024:2048] = 255, 0
 

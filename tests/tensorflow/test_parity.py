@@ -17,13 +17,13 @@ from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import Shards
-from hvd_compress.tensorflow.buckets import Bucket
+from hvd_compress.tensorflow.buckets import GraphBucket
 from hvd_compress.tensorflow.coder import Coder
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
-from hvd_compress.tensorflow.exchanges.base import Exchange
+from hvd_compress.tensorflow.exchanges.base import GraphExchange
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 from hvd_compress.tensorflow.native import operations
-from hvd_compress.tensorflow.slots import Slot as GraphSlot
+from hvd_compress.tensorflow.slots import GraphSlot
 from tests.codecs.rows import ROWS, Row
 
 SHAPE = (37, 5, 29)
@@ -61,12 +61,12 @@ def _batches() -> Batches:
 class _Steps:
     """Steps of a bucket of one gradient, eagerly."""
 
-    def __init__(self, exchange: type[Exchange], ranks: _Loopback, slot: GraphSlot) -> None:
+    def __init__(self, exchange: type[GraphExchange], ranks: _Loopback, slot: GraphSlot) -> None:
         self._ops = operations()
         self._ledger = self._ops.hvdc_ledger()
         self._coder = Coder(self._ops, self._ledger, SEED, 0, 2)
         self.exchange = exchange(ranks, self._coder)  # type: ignore[arg-type]
-        self.bucket = Bucket(0, "allgather")
+        self.bucket = GraphBucket(0, "allgather")
         self.bucket.add(slot)
         self._ops.hvdc_expect(self._ledger, 0, 1, [1], tf.constant([0.2], tf.float64))
 

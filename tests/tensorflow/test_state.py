@@ -14,7 +14,7 @@ import tensorflow as tf
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import ECQ, QSGD, ErrorFeedback, Int8, OneBit
 from hvd_compress.tensorflow.elastic import TensorFlowState
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.slots import GraphSlot
 from hvd_compress.tensorflow.state import StateOwner
 from tests.ranks import on_ranks
 from tests.tensorflow.probes import SHAPES, THRESHOLD, assert_same, exchange_with, targets
@@ -297,7 +297,7 @@ def test_another_number_of_ranks_loses_no_mass() -> None:
         old.owner = StateOwner(
             rank, 3, 0, lambda: {"orders": []}, print, exchange="allgather", owners=0
         )
-        slot = Slot(
+        slot = GraphSlot(
             0,
             tf.float32,
             tf.TensorShape(SHAPES[0]),

@@ -14,7 +14,7 @@ import tensorflow as tf
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import OneBit
 from hvd_compress.exchanges.shards import shared, transpose, transpose_back
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.slots import GraphSlot
 from hvd_compress.tensorflow.state import StateOwner
 from tests.ranks import on_ranks
 from tests.tensorflow.probes import (
@@ -59,7 +59,7 @@ def _on_two_ranks(group: int | str) -> None:
             rank, 3, 0, lambda: {"orders": [order]}, print, exchange="two_shot", owners=3
         )
         route = old._router.choose("g", (count,), "float32")
-        slot = Slot(0, tf.float32, tf.TensorShape(SHAPES[0]), route)
+        slot = GraphSlot(0, tf.float32, tf.TensorShape(SHAPES[0]), route)
         slot.residual.assign(transpose(residuals[rank], cut.transposed))
         ordered = transpose(averages, cut.transposed)
         slot.owned.assign(ordered[slice(*cut.shards(3).of(rank))])

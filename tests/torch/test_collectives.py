@@ -11,13 +11,13 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.mpi_ops import _basics
 
-from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.collectives import HorovodCollectives
 from tests.ranks import on_ranks
 
 
 @on_ranks(2)
 def test_a_waiting_rank_leaves_the_processor_to_others() -> None:
-    collectives = Collectives(None, "waiting")
+    collectives = HorovodCollectives(None, "waiting")
     own = torch.full((3,), hvd.rank(), dtype=torch.uint8)
     if hvd.rank() == 0:
         handle = collectives.all_gather(own, "late")
@@ -40,7 +40,7 @@ def test_a_waiting_rank_leaves_the_processor_to_others() -> None:
 @on_ranks(2, alone=True, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
 def test_a_process_set_that_is_gone_is_an_error_after_which_elastic_training_goes_on() -> None:
     chosen = hvd.add_process_set([1])
-    collectives = Collectives(chosen, "gone")
+    collectives = HorovodCollectives(chosen, "gone")
     message = torch.zeros(4, dtype=torch.uint8)
     if hvd.rank() == 1:
         assert collectives.all_gather(message, "there").wait().numel() == 4
@@ -56,7 +56,7 @@ def test_a_process_set_that_is_gone_is_an_error_after_which_elastic_training_goe
 @on_ranks(2, alone=True, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
 def test_so_it_is_where_horovod_has_ended_meanwhile() -> None:
     chosen = hvd.add_process_set([1])
-    collectives = Collectives(chosen, "gone")
+    collectives = HorovodCollectives(chosen, "gone")
     number = chosen.process_set_id
     hvd.remove_process_set(chosen)
     chosen.process_set_id = number

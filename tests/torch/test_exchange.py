@@ -13,7 +13,7 @@ from hvd_compress.codecs import (
     OneBit,
 )
 from hvd_compress.exchanges.comm import Comm, Group
-from hvd_compress.torch.collectives import Collectives
+from hvd_compress.torch.collectives import HorovodCollectives
 from tests.ranks import on_ranks
 from tests.torch.probes import distributed, exchange
 from tests.torch_models import Probe, Simulation, assert_same_bits, targets, two_valued
@@ -24,7 +24,7 @@ NONE = ErrorFeedback(alpha=0.0)
 
 @on_ranks(2)
 def test_any_bytes_come_through_a_sum() -> None:
-    collectives = Collectives(None, "bytes")
+    collectives = HorovodCollectives(None, "bytes")
     messages = torch.randint(
         0, 256, (2, 2**20), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
     )

@@ -13,13 +13,13 @@ from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.shards import Shards, Shared, shared
 from hvd_compress.ranks.counters import Counters
-from hvd_compress.tensorflow.buckets import Bucket
+from hvd_compress.tensorflow.buckets import GraphBucket
 from hvd_compress.tensorflow.coder import Coder, Cut
-from hvd_compress.tensorflow.collectives import Collectives
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.collectives import GraphCollectives
+from hvd_compress.tensorflow.slots import GraphSlot
 
 
-class Exchange(ABC):
+class GraphExchange(ABC):
     """Traces the way of a bucket to the other ranks and back.
 
     Args:
@@ -40,7 +40,7 @@ class Exchange(ABC):
     on_gpu: ClassVar[bool] = False
     hosts: Hosts | None = None
 
-    def __init__(self, collectives: Collectives, coder: Coder) -> None:
+    def __init__(self, collectives: GraphCollectives, coder: Coder) -> None:
         self.collectives = collectives
         self.coder = coder
 
@@ -55,7 +55,7 @@ class Exchange(ABC):
         owners = self.common.owners(self.group)
         return owners.size if owners else 0
 
-    def shared(self, slot: Slot) -> Shared | None:
+    def shared(self, slot: GraphSlot) -> Shared | None:
         """The order and the parts in which ranks share out a gradient; None where they do not."""
         if not self.owners or slot.shape is None:
             return None
@@ -72,7 +72,7 @@ class Exchange(ABC):
         """
         return
 
-    def check(self, slot: Slot) -> None:
+    def check(self, slot: GraphSlot) -> None:
         """Raises ``ValueError`` where a gradient cannot take this exchange."""
         if slot.shape is None:
             raise ValueError(
@@ -83,10 +83,10 @@ class Exchange(ABC):
         slot.route.check(slot.label, slot.shape, slot.dtype.size, self.group)
 
     @abstractmethod
-    def cut(self, slot: Slot) -> Cut:
+    def cut(self, slot: GraphSlot) -> Cut:
         """The parts and streams by which a gradient is encoded."""
 
-    def encode(self, bucket: Bucket, token: tf.Tensor, everybody: tf.Tensor) -> Any:
+    def encode(self, bucket: GraphBucket, token: tf.Tensor, everybody: tf.Tensor) -> Any:
         """Encodes the gradients, once all of them are available, and moves residuals on.
 
         Args:
@@ -111,7 +111,7 @@ class Exchange(ABC):
         )
 
     @abstractmethod
-    def send(self, bucket: Bucket, message: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+    def send(self, bucket: GraphBucket, message: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         """Sends an encoded message, in a step in which all ranks take part.
 
         Args:
@@ -124,19 +124,19 @@ class Exchange(ABC):
         """
 
     @abstractmethod
-    def decode(self, bucket: Bucket) -> tf.Operation:
+    def decode(self, bucket: GraphBucket) -> tf.Operation:
         """Decodes the received message into the results; returns an operation that has to run."""
 
-    def _average(self, bucket: Bucket, parts: tf.Tensor, ranks: int) -> tf.Tensor:
+    def _average(self, bucket: GraphBucket, parts: tf.Tensor, ranks: int) -> tf.Tensor:
         """The owner's work: a message with the averages of what ranks sent, one after the other."""
         return self.coder.run("average", bucket, parts, ranks=ranks, what=self.content)
 
-    def _decode(self, bucket: Bucket, what: str, copies: int, weight: int = 1) -> tf.Operation:
+    def _decode(self, bucket: GraphBucket, what: str, copies: int, weight: int = 1) -> tf.Operation:
         """Decodes copies of the same numbers, each the average of a number of ranks' gradients."""
         inputs = bucket.arrived, bucket.encoded
         return self.coder.run("decode", bucket, *inputs, what=what, copies=copies, weight=weight)
 
-    def _shards(self, slot: Slot) -> tuple[Shards, Codec]:
+    def _shards(self, slot: GraphSlot) -> tuple[Shards, Codec]:
         """The parts of gradient 0 where it has a slot's shape, and their codec."""
         cut = self.shared(slot)
         assert cut is not None

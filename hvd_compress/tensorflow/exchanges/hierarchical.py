@@ -10,14 +10,14 @@ import tensorflow as tf
 from hvd_compress.exchanges import hierarchical, hosts
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.ranks.counters import Counters
-from hvd_compress.tensorflow.buckets import Bucket
+from hvd_compress.tensorflow.buckets import GraphBucket
 from hvd_compress.tensorflow.coder import Coder, Cut
-from hvd_compress.tensorflow.collectives import Collectives
-from hvd_compress.tensorflow.exchanges.base import Exchange
-from hvd_compress.tensorflow.slots import Slot
+from hvd_compress.tensorflow.collectives import GraphCollectives
+from hvd_compress.tensorflow.exchanges.base import GraphExchange
+from hvd_compress.tensorflow.slots import GraphSlot
 
 
-class Hierarchical(Exchange):
+class Hierarchical(GraphExchange):
     """Averages gradients within hosts first: traffic between hosts does not grow with the ranks in a host.
 
     The ranks of a host share the work. A graph holds the numbers of its process sets, so they have to exist
@@ -37,7 +37,7 @@ class Hierarchical(Exchange):
     content = "numbers"
     hosts: Hosts
 
-    def __init__(self, collectives: Collectives, coder: Coder) -> None:
+    def __init__(self, collectives: GraphCollectives, coder: Coder) -> None:
         super().__init__(collectives, coder)
         if collectives.size != hvd.size():
             raise ValueError(
@@ -47,8 +47,8 @@ class Hierarchical(Exchange):
         self.hosts = Hosts(hvd.size(), hvd.local_size())
         self._local_rank = hvd.local_rank()
         self._agree()
-        self._within: Collectives | None = None
-        self._between: Collectives | None = None
+        self._within: GraphCollectives | None = None
+        self._between: GraphCollectives | None = None
         for ranks in self.hosts.groups():
             if len(ranks) == 1:
                 continue  # Nothing to send.
@@ -59,7 +59,7 @@ class Hierarchical(Exchange):
                 self._between = group
 
     def count(self, counters: Counters, gathered: int, distributed: int, kept: int) -> None:
-        """See :class:`Exchange`; first messages stay within the host."""
+        """See :class:`GraphExchange`; first messages stay within the host."""
         before = counters.wire_bytes
         if self._within is not None:
             counters.add_alltoall(distributed, kept)
@@ -68,7 +68,7 @@ class Hierarchical(Exchange):
         if self._between is not None:
             counters.add_allgather(self.hosts.count, gathered)
 
-    def cut(self, slot: Slot) -> Cut:
+    def cut(self, slot: GraphSlot) -> Cut:
         (shards, _), rank = self._shards(slot), self.group.rank
         parts = [shards.of(owner) for owner in range(shards.size)]
         streams = [
@@ -78,8 +78,8 @@ class Hierarchical(Exchange):
             self.shared(slot), streams=streams, parts=parts, own=self._local_rank, own_stream=rank
         )
 
-    def send(self, bucket: Bucket, message: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
-        """See :class:`Exchange`; returns the payloads of all hosts for each local rank."""
+    def send(self, bucket: GraphBucket, message: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+        """See :class:`GraphExchange`; returns the payloads of all hosts for each local rank."""
         label = bucket.label
         if self._within is not None:
             message = self._within.all_to_all(message, sizes, f"{label}.within_host")
@@ -91,11 +91,11 @@ class Hierarchical(Exchange):
             message = self._within.all_gather(message, f"{label}.back_within_host")
         return message
 
-    def decode(self, bucket: Bucket) -> tf.Operation:
+    def decode(self, bucket: GraphBucket) -> tf.Operation:
         hosts, local = self.hosts.count, self.hosts.local
         return self._decode(bucket, "averages", copies=hosts, weight=local)
 
-    def _length(self, bucket: Bucket) -> int | None:
+    def _length(self, bucket: GraphBucket) -> int | None:
         """The least number of bytes of a local rank's averages, where it is known."""
         shards, codec = self._shards(bucket.slots[0])
         return None if bucket.length is None else min(shards.payload_bytes(codec))

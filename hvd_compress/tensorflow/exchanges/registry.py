@@ -11,11 +11,11 @@ from hvd_compress.exchanges.default import AUTO
 from hvd_compress.exchanges.routing import EXCHANGE_CHOICES, EXCHANGE_NAMES, Router
 from hvd_compress.kernels.native import spec_of
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
-from hvd_compress.tensorflow.exchanges.base import Exchange
+from hvd_compress.tensorflow.exchanges.base import GraphExchange
 from hvd_compress.tensorflow.exchanges.hierarchical import Hierarchical, HierarchicalByTwoCodecs
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 
-EXCHANGES: dict[str, type[Exchange]] = {
+EXCHANGES: dict[str, type[GraphExchange]] = {
     "allgather": Allgather,
     "two_shot": TwoShot,
     "hierarchical": Hierarchical,
