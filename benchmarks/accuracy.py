@@ -31,6 +31,22 @@ FIRST_SEED = 100
 """The smallest seed; recipes were chosen on smaller ones."""
 
 
+def arguments(
+    recipe: Recipe,
+    framework: str,
+    json: Path,
+    compressions: list[str],
+    seeds: int,
+    ranks: int = recipes.RANKS,
+) -> list[str]:
+    """The command line of ``benchmarks.train`` for the trainings that the file lacks."""
+    return [
+        *recipe.arguments(framework, json, compressions, ranks),
+        *("--seed", str(FIRST_SEED), "--seeds", str(seeds)),
+        *("--test-at-end", "--resume", "--quiet"),
+    ]
+
+
 def compare(outcome: Results, recipe: Recipe, baseline: str = BASELINE) -> list[dict[str, Any]]:
     """One row for each compression: its mean and its difference to the baseline, paired by seed."""
     runs = report.by_compression(outcome)
@@ -100,7 +116,7 @@ def main(command_line: list[str] | None = None) -> int:
     parser.add_argument("--recipe", choices=tuple(recipes.RECIPES), default="digits",
         help="LeNet on digits, or a transformer on text; default: digits")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("build/accuracy"), help="a folder")
-    parser.add_argument("--seeds", type=_several, default=30)
+    parser.add_argument("--seeds", type=several, default=30)
     parser.add_argument(
         "--compression", nargs="+", type=compression, default=COMPRESSIONS, metavar="NAME"
     )
@@ -126,9 +142,8 @@ def main(command_line: list[str] | None = None) -> int:
     chosen = list(dict.fromkeys([baseline, *args.compression]))
     try:
         command = [
-            *recipe.arguments(args.framework, runs, chosen, ranks),
-            *("--seed", str(FIRST_SEED), "--seeds", str(args.seeds)),
-            *("--shards", str(args.shards), "--test-at-end", "--resume", "--quiet"),
+            *arguments(recipe, args.framework, runs, chosen, args.seeds, ranks),
+            *("--shards", str(args.shards)),
         ]
         if args.hosts == 1:
             launch.horovodrun(ranks, "benchmarks.train", command)
@@ -156,7 +171,8 @@ def main(command_line: list[str] | None = None) -> int:
     return min(1, report.check(outcome))
 
 
-def _several(text: str) -> int:
+def several(text: str) -> int:
+    """Reads a number of seeds, as an argument type."""
     if not text.isdecimal() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"expected 2 or more, for an interval, got {text!r}")
     return int(text)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import codec_file
 from benchmarks.command_line import Parser, compression, positive, share
 from benchmarks.compressions import option
 from benchmarks.models import MODELS, chain_of
@@ -43,6 +44,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "diloco also takes sync_every, fragments, delay, mixing, "
         "outer_lr and outer_momentum, and fsdp reduce_scatter and all_gather, a codec's name")  # fmt: skip
     add("--json", type=Path, required=True, metavar="OUT")
+    add("--codec-file", type=Path, metavar="FILE",
+        help="a Python file that defines codecs, for --compression (docs/compare.md)")  # fmt: skip
     add("--option", action="append", default=[], type=option, metavar="key=value",
         help="a setting for every compression, such as threshold=1024")  # fmt: skip
     add("--data", metavar="DATA",
@@ -84,17 +87,24 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--explain", action="store_true", help="print why auto chose what it chose")
     add("--resume", action="store_true", help="keep the runs that OUT holds already")
     given = sys.argv[1:] if arguments is None else arguments
-    chosen = parser.parse_args([*_recipe(given), *given])
+    first = _first(given)
+    if first.codec_file is not None:
+        try:
+            codec_file.load(first.codec_file)
+        except ValueError as error:
+            parser.error(f"argument --codec-file: {error}")
+    recipe = [text for option in PAPERS.get(first.recipe, {}).items() for text in option]
+    chosen = parser.parse_args([*recipe, *given])
     _check(parser, chosen)
     return chosen
 
 
-def _recipe(given: list[str]) -> list[str]:
-    """The options of the recipe that is named, if one is."""
+def _first(given: list[str]) -> argparse.Namespace:
+    """The arguments that the others depend on: the recipe, and the file of further codecs."""
     finder = Parser(add_help=False)
     finder.add_argument("--recipe")
-    name = finder.parse_known_args(given)[0].recipe
-    return [text for option in PAPERS.get(name, {}).items() for text in option]
+    finder.add_argument("--codec-file", type=Path)
+    return finder.parse_known_args(given)[0]
 
 
 def _drops(text: str) -> tuple[float, ...]:

@@ -31,9 +31,12 @@ residuals in bfloat16 make it 4 less."""
 
 
 def measure(
-    case: CodecCase | BitsAndBytesCase | PiQuantCase, buffers: Buffers, repeats: int
+    case: CodecCase | BitsAndBytesCase | PiQuantCase,
+    buffers: Buffers,
+    repeats: int,
+    clock: str = "perf_counter",
 ) -> dict[str, Any]:
-    """Measures the times and the error of one case."""
+    """Measures the times and the error of one case, by a clock of :func:`benchmarks.timing.beside`."""
     destination, source = torch.from_numpy(buffers.out), torch.from_numpy(buffers.x)
     scratch = torch.from_numpy(buffers.scratch)
     timings: dict[str, Timing | None] = dict.fromkeys(_MEASURED)
@@ -52,6 +55,7 @@ def measure(
                 buffers.x.size,
                 values + case.bits / 8,
                 repeats,
+                clock,
             )
     return {
         "config": case.config,

@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks import arguments, compressions, data, loop, machine, report, results, trainers
+from benchmarks import (
+    arguments,
+    codec_file,
+    compressions,
+    data,
+    loop,
+    machine,
+    report,
+    results,
+    trainers,
+)
 from benchmarks.compressions import AUTO
 from benchmarks.models import MODELS
 
@@ -116,6 +126,9 @@ def _open(args: argparse.Namespace, data_name: str, trainer: loop.Trainer) -> re
         **{key: _as_json(value) for key, value in recipe.items()},
         "options": {key: _as_json(value) for key, value in args.option},
     }
+    if args.codec_file is not None:
+        file = args.codec_file
+        configuration["codec_file"] = {"name": file.name, "sha256": codec_file.digest(file)}
     fresh = results.Results(
         configuration,
         trainer.size,

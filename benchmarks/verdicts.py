@@ -78,6 +78,27 @@ def same(difference: Interval, margin: float) -> bool:
     return -margin < difference.low and difference.high < margin
 
 
+def told(differences: Sequence[float] | np.ndarray, margin: float, larger_is_better: bool) -> str:
+    """Names a method's results beside those of another one, by :func:`judge`.
+
+    Args:
+        differences: the differences to the other method's results, paired by seed, shape=(seeds,).
+        margin: the largest difference that counts as none.
+        larger_is_better: whether a positive difference is an improvement.
+
+    Returns:
+        "the same", "better", "worse", "cannot tell", or "diverges" where a result is not finite.
+    """
+    found = np.asarray(differences, np.float64)
+    if not np.isfinite(found).all():
+        return "diverges"
+    if judge(margin - found, margin + found).verdict == Verdict.HOLDS:
+        return "the same"
+    gains = found if larger_is_better else -found
+    words = {Verdict.HOLDS: "better", Verdict.FAILS: "worse", Verdict.UNKNOWN: "cannot tell"}
+    return words[judge(gains).verdict]
+
+
 def mostly(events: int, runs: int) -> Finding:
     """Judges whether more than half of all trainings have an event, by Clopper and Pearson's interval."""
     from scipy.stats import binomtest

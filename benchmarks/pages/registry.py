@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import plots, results
+from benchmarks import compare, plots, results
 from benchmarks.allreduce import drawing
 from benchmarks.frontier.experiment import EXPERIMENTS as FRONTIERS
 from benchmarks.frontier.experiment import equal_bits
@@ -159,6 +159,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "frontier-resnet20": partial(_frontier_table, "resnet20"),
     "frontier-adamw": partial(_frontier_table, "text", "adamw"),
     "equal-bits": lambda: equal_bits(TEXT, _frontier("text")),
+    "compare": lambda: compare.table(reading.record("compare")),
     "bandwidth": bandwidth.table,
     "alexnet": step_times.table,
     "auto": lab.auto,

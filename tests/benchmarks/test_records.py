@@ -62,6 +62,7 @@ def _seeds(record: Record) -> list[int]:
 
 REPEATED: dict[str, Callable[[Record], list[int]]] = {
     "hvd_compress/accuracy/1": _seeds,
+    "hvd_compress/compare/1": lambda r: min(map(_seeds, r["recipes"].values()), key=len),
     "hvd_compress/train/1": _runs,
     "hvd_compress/papers/1": lambda r: [row["seed"] for row in r["rows"] if row["result"]],
     "hvd_compress/allreduce/1": lambda r: list(

@@ -9,7 +9,16 @@ import pytest
 from scipy import stats
 
 from benchmarks.intervals import Interval
-from benchmarks.verdicts import SAME_BITS, SAME_POINTS, Verdict, detectable, judge, mostly, same
+from benchmarks.verdicts import (
+    SAME_BITS,
+    SAME_POINTS,
+    Verdict,
+    detectable,
+    judge,
+    mostly,
+    same,
+    told,
+)
 
 
 def test_one_margin() -> None:
@@ -56,6 +65,19 @@ def test_results_are_the_same_where_the_whole_interval_lies_within_the_margin() 
     assert same(Interval(0.001, 0.008), SAME_BITS) and same(Interval(-0.001, 0.008), SAME_BITS)
     assert not same(Interval(0.001, 0.0095), SAME_BITS)
     assert not same(Interval(0.0, 0.2), SAME_POINTS)
+
+
+def test_a_method_beside_another_one_in_words() -> None:
+    """Losses of text are better where they are smaller; a difference within the margin is none."""
+    losses = np.array([0.03, 0.04, 0.035])
+    assert told(losses, SAME_BITS, larger_is_better=False) == "worse"
+    assert told(-losses, SAME_BITS, larger_is_better=False) == "better"
+    assert told(losses, SAME_BITS, larger_is_better=True) == "better"
+    assert told(losses / 10, SAME_BITS, larger_is_better=False) == "the same"
+    assert told([0.0, 0.04, -0.03], SAME_BITS, larger_is_better=False) == "cannot tell"
+    assert told([0.0, 0.0, 0.0], SAME_POINTS, larger_is_better=True) == "cannot tell"
+    assert told([0.0] * 7, SAME_POINTS, larger_is_better=True) == "the same"
+    assert told([0.0, math.nan, 0.0], SAME_BITS, larger_is_better=False) == "diverges"
 
 
 @pytest.mark.parametrize(
