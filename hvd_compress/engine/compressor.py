@@ -109,7 +109,7 @@ class CompressorBase:
         self._kernels = Executors(self._threads, chained=self._chained)
         self._grad_scaler = grad_scaler
         self._last = LastExchange()
-        self._first_step = FirstStep()
+        self._first_step: FirstStep | None = FirstStep()
         self._router = Router(route, threshold, exclude, layers)
         names = [slot.name for slot in self._slots]
         if names:  # Tensors may come later, by names that are not known yet.
@@ -382,8 +382,9 @@ class CompressorBase:
             kept = any(route.feedback.enabled for route in self._router.encoding)
             self._use.begin(scaled=scaler is not None or not kept)
         self._last.begin()
-        if self._group.rank == 0:
-            self._first_step.begin_step(self._slots, self.counters)
+        first = self._first_step
+        if first is not None and (self._group.rank or first.log(self._slots, self.counters)):
+            self._first_step = None
         # Once: reading the loss scale waits for a GPU.
         self._batches.common.loss_scale = 1.0 if scaler is None else float(scaler.get_scale())
         self._batches.begin_step()

@@ -20,17 +20,18 @@ class FirstStep:
     """
 
     def __init__(self) -> None:
-        self._logged = False
         self._before = Counters()
 
-    def begin_step(self, slots: Iterable[Slot], counters: Counters) -> None:
-        """Called at the beginning of every step, with the counts of all steps before it."""
-        if self._logged:
-            return
-        if counters.encoded_elements > self._before.encoded_elements:
-            self._logged = True
-            _log.info("%s", _described(slots, self._before, counters))
-        self._before = replace(counters)
+    def log(self, slots: Iterable[Slot], counters: Counters) -> bool:
+        """Logs the line, and returns True, if gradients were encoded in the step that has ended.
+
+        Called at the beginning of each step until then, with the counts of all steps before it.
+        """
+        before, self._before = self._before, replace(counters)
+        encoded = counters.encoded_elements > before.encoded_elements
+        if encoded:
+            _log.info("%s", _described(slots, before, counters))
+        return encoded
 
 
 def _described(slots: Iterable[Slot], before: Counters, after: Counters) -> str:
