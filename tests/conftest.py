@@ -78,7 +78,6 @@ MARKERS = {
     "tensorflow/test_build.py": ("exhaustive",),
     "tensorflow/test_elastic.py": ("exhaustive",),
     "tensorflow/test_gpu.py": ("exhaustive",),
-    "tensorflow/test_hierarchical.py": ("exhaustive",),
     "tensorflow/test_stages.py": ("exhaustive",),
     "test_doctor.py": ("exhaustive",),
     "test_gpu_check.py": ("exhaustive",),

@@ -91,7 +91,6 @@ LAUNCHERS: dict[str, tuple[Callable[[int], list[str]], tuple[str, ...]]] = {
     "torchrun": (_torchrun, _DISTRIBUTED),
     "two nodes": (_torchrun, _DISTRIBUTED),
     "tensorflow": (_horovodrun, _TENSORFLOW),
-    "tensorflow on two hosts": (_two_hosts, _TENSORFLOW),
     "tensorflow with a GPU": (_horovodrun, _TENSORFLOW),
 }
 """For each launcher, its module and arguments for a number of ranks, and the modules that its processes

@@ -18,8 +18,7 @@ class SharedOptions(TypedDict, total=False):
             ``"two_shot"``, ``"hierarchical"``, ``"integer_sum"`` or, for PowerSGD, ``"low_rank"``.
             ``"auto"`` is the allgather among up to two ranks, and two shots among more
             (:mod:`hvd_compress.exchanges.default`); for PowerSGD, it is ``"low_rank"``. FSDP2 has no
-            ``"hierarchical"``; TensorFlow has neither ``"integer_sum"``, which is for experiments, nor
-            ``"low_rank"``.
+            ``"hierarchical"``; TensorFlow has ``"allgather"`` and ``"two_shot"`` alone.
         threshold: the smallest number of elements that is compressed, 1024 by default. Smaller tensors
             are sent uncompressed: with Horovod, in Horovod's own fused messages; without Horovod, in one
             all-reduce per bucket.

@@ -23,24 +23,36 @@ training, whatever the optimizer. Fewer bits cost accuracy with some optimizers,
 alone."""
 
 
-def allowed(codecs: Sequence[Any], exchanges: Sequence[str]) -> list[Route]:
+def check_planned(exchange: str, where: str) -> None:
+    """Raises ``ValueError`` for an exchange that no planner chooses; ``where`` is the parameter."""
+    owner, _, option = where.rpartition(".")
+    check_choice(owner, option, exchange, PLANNED_NAMES)
+
+
+def allowed(
+    codecs: Sequence[Any],
+    exchanges: Sequence[str],
+    check: Callable[[str, str], None] = check_planned,
+) -> list[Route]:
     """All allowed routes, uncompressed ones first; raises ``TypeError`` or ``ValueError`` for a wrong one.
 
     Args:
         codecs: codecs, :class:`~hvd_compress.Route` objects or names of codecs.
         exchanges: the names of the exchanges for codecs and routes without their own exchange.
+        check: a function that raises ``ValueError`` for the name of an exchange that the frontend's planner
+            cannot choose; its second argument is the parameter, for the message.
     """
     kinds = {"codecs": (codecs, "codecs or their names"), "exchanges": (exchanges, "names")}
     for field, (given, kind) in kinds.items():
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise TypeError(f"Auto.{field}: expected a sequence of {kind}, got {given!r}")
     for exchange in exchanges:
-        check_choice("Auto", "exchanges", exchange, PLANNED_NAMES)
+        check(exchange, "Auto.exchanges")
     routes = []
     for one in (route_of(given, "", "Auto.codecs") for given in codecs):
         expect_payloads("Auto.codecs", one.codec)
         if one.exchange:
-            check_choice("Auto.codecs", "exchange", one.exchange, PLANNED_NAMES)
+            check(one.exchange, "Auto.codecs.exchange")
         if one.uncompressed:
             routes.append(replace(one, exchange=PLANNED_NAMES[0]))
         else:

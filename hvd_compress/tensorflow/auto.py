@@ -14,9 +14,7 @@ from horovod.tensorflow.mpi_ops import _basics
 
 from hvd_compress.codecs import NoCompression
 from hvd_compress.codecs.calls import guard
-from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.routing import (
-    PLANNED_NAMES,
     UNCOMPRESSED_ROUTE,
     CodecLike,
     Route,
@@ -31,6 +29,7 @@ from hvd_compress.planner.probing import Prober
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.tensorflow.compressor import Compressor
+from hvd_compress.tensorflow.exchanges import registry
 from hvd_compress.tensorflow.placement import HOST
 from hvd_compress.tensorflow.slots import GraphSlot
 
@@ -58,7 +57,7 @@ class Auto(Compressor):
         variables: the tape's sources, as ``model.trainable_variables``; None leaves it to :meth:`plan`.
         codecs: the encodings to choose from, besides none: codecs, :class:`~hvd_compress.Route` objects or
             names of codecs.
-        exchanges: the exchanges to choose from; those that cannot be used here are left out.
+        exchanges: the exchanges to choose from.
         options: ``threshold``, ``exclude``, ``warmup_steps``, ``seed``, ``process_set``, ``threads`` and
             ``name``, as for :class:`Compressor`.
 
@@ -74,25 +73,20 @@ class Auto(Compressor):
         variables: Sequence[Any] | None = None,
         *,
         codecs: Sequence[CodecLike] = DEFAULT_CODECS,
-        exchanges: Sequence[str] = PLANNED_NAMES,
+        exchanges: Sequence[str] = registry.NAMES,
         **options: Any,
     ) -> None:
-        routes = allowed(codecs, exchanges)
-        # On the host: some exchanges have no kernels elsewhere.
+        for given in codecs if isinstance(codecs, Sequence) else ():
+            registry.check_inner(given, "Auto.codecs")
+        routes = allowed(codecs, exchanges, registry.check_planned)
+        # On the host, where the codecs are measured.
         super().__init__(NoCompression(), device=HOST, **options)
         self._allowed = tuple(routes)
         ranks = self._collectives
-        everywhere = ranks.size == hvd.size()
         # A process set's ranks may be anywhere, so each counts as a host of its own.
-        equal = everywhere and bool(_basics.is_homogeneous())
+        equal = ranks.size == hvd.size() and bool(_basics.is_homogeneous())
         self._local = hvd.local_size() if equal else 1
-        hierarchy = everywhere and hosts.usable(ranks.size, hvd.local_size(), equal)
-        wanted = dict.fromkeys(route.kind for route in routes if not route.uncompressed)
-        self._set_exchanges(
-            [kind for kind in wanted if hierarchy or not kind.startswith("hierarchical")]
-            if ranks.size > 1
-            else []
-        )
+        self._set_exchanges([route.exchange for route in routes if not route.uncompressed])
         self.owner = self._make_owner(exchange="auto")
         self._beside = Counters()
         self._why = "nothing is known yet: the gradients are not"
@@ -187,9 +181,7 @@ class Auto(Compressor):
             return PlannedTensor(label, (), dtype.size, dtype=dtype.name)
 
         def check(route: Route) -> None:
-            if route.kind not in self._exchanges:
-                raise ValueError(f"{label}: expected another exchange, got {route.exchange}")
-            group = self._exchanges[route.kind].group
+            group = self._exchanges[route.exchange].group
             route.check(label, tuple(shape.as_list()), dtype.size, group)
 
         return tensor_of(

@@ -29,7 +29,7 @@ class GraphBucket:
 
     Attributes:
         number: the bucket's position among the buckets of the call.
-        kind: the kind of the route by which its messages travel.
+        exchange: the name of the exchange by which its messages travel.
         slots: the slots of the gradients, in the order of tracing.
         scales: for each gradient, the factor on the sum over ranks; known when Horovod's operation is.
         arrived: the message received from the exchange, shape=(bytes,), uint8.
@@ -37,7 +37,7 @@ class GraphBucket:
     """
 
     number: int
-    kind: str
+    exchange: str
     slots: list[GraphSlot] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
     arrived: tf.Tensor | None = None

@@ -141,7 +141,6 @@ class Coder:
         return {
             "label": slot.label,
             "spec": spec_bytes(codec),
-            "inner": b"" if slot.route.inner is None else spec_bytes(slot.route.inner),
             "seed": self._seed,
             "threads": self.threads,
             "alpha": slot.route.feedback.alpha,

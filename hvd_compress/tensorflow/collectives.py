@@ -10,16 +10,15 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from horovod.tensorflow.mpi_ops import _basics
 
 from hvd_compress.exchanges import sum_as_gather
-from hvd_compress.ranks import agreement, process_sets, threads
+from hvd_compress.ranks import agreement, threads
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.values import check_lengths, deserialize, serialize, split
 from hvd_compress.tensorflow.placement import HOST
 
 TIMEOUT = 120.0
-"""Seconds for the other ranks to make a compressor whose ranks agree at once."""
+"""Seconds for the other ranks to make a compressor that plans, or to plan."""
 
 
 def digest(value: Any, ranks: int) -> np.ndarray:
@@ -59,15 +58,6 @@ class GraphCollectives:
         self.size = process_set.size()
         self._prefix = prefix
         self._on_gpu = on_gpu
-
-    def among(self, ranks: Sequence[int]) -> GraphCollectives:
-        """The same collectives among some of the job's ranks.
-
-        See :func:`hvd_compress.ranks.process_sets.among`.
-        """
-        known = _basics._get_process_set_ids_and_ranks()
-        chosen = process_sets.among(hvd, known, ranks)
-        return GraphCollectives(chosen, self._prefix, self._on_gpu)
 
     def compare_now(self, settings: dict[str, Any], name: str, what: str) -> None:
         """Compares the ranks' settings, outside of any graph; waits for all of them.

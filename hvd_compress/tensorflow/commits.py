@@ -113,9 +113,7 @@ class _Kept(Inheritance):
     def __post_init__(self) -> None:
         self._names = sorted({self._known(name) for name, *_ in self.left})
 
-    def give(
-        self, slot: GraphSlot, *, owners: int, shared: Shared | None, has_residuals: bool
-    ) -> None:
+    def give(self, slot: GraphSlot, *, owners: int, shared: Shared | None) -> None:
         """Assigns the next entry with the name of the slot's variable to the slot, or zeros."""
         name = self._known(slot.variable_name)
         if self._names and name not in self._names:
@@ -146,11 +144,6 @@ def _check(compressor: Compressor) -> None:
             f"TensorFlowState.begin: expected a compressor with process_set=None, got one with process set "
             f"{process_set}, which a reset makes invalid"
         )
-    if not compressor.keeps_residuals:
-        raise ValueError(
-            "TensorFlowState.begin: expected an exchange whose residuals do not belong to hosts, got "
-            "'hierarchical' (for Auto, pass exchanges= without it)"
-        )
     if compressor.slots:
         raise ValueError(
             f"TensorFlowState.begin: expected a compressor that is new, got one with which "
@@ -168,7 +161,7 @@ def _unsent_of(slot: GraphSlot, rank: int, owners: int, shared: Shared | None) -
     unsent[: len(residual)] += residual
     if len(owned):
         assert shared is not None
-        begin, end = shared.shards(owners, slot.index).of(rank % owners)
+        begin, end = shared.shards(owners, slot.index).of(rank)
         unsent[begin:end] += np.float32(owners) * owned  # The weight of an average of so many.
     if shared is not None and count:
         unsent = transpose_back(unsent, shared.transposed)

@@ -70,20 +70,19 @@ class Compressor(tf.Module, HorovodCompressor):
         owner_step: None: an owner averages and encodes in one operation, which has no place for a step.
         process_set: the same as for the tape or optimizer; None is all ranks.
         device: the device on which gradients are encoded and residuals kept, for example ``"GPU:0"`` or
-            ``"CPU:0"``; None is TensorFlow's first GPU, if there is one and the exchange has kernels for
+            ``"CPU:0"``; None is TensorFlow's first GPU, if there is one and the codecs have kernels for
             it.
         name: the prefix of the names of this compressor's collectives; None numbers compressors in the
             order in which they are made, which must then be the same on every rank.
-        options: :class:`~hvd_compress.exchanges.options.SharedOptions`. All ranks make a compressor with
-            ``exchange="hierarchical"`` at the same time. For ``exclude`` and ``layers``, gradients are
-            named ``gradient.0``, ``gradient.1`` and so on, in the order of their first exchanges, which is
-            that of the tape's sources; None and sparse gradients do not count. With
+        options: :class:`~hvd_compress.exchanges.options.SharedOptions`. For ``exclude`` and ``layers``,
+            gradients are named ``gradient.0``, ``gradient.1`` and so on, in the order of their first
+            exchanges, which is that of the tape's sources; None and sparse gradients do not count. With
             :func:`hvd_compress.keras.DistributedOptimizer`, their names are the variables' paths.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
         KernelError: gradients are to be encoded on a GPU, but the CUDA library was not built.
-        ExchangeError: ``hvd.init()`` was not called; or the ranks cannot use a hierarchical exchange.
+        ExchangeError: ``hvd.init()`` was not called.
     """
 
     def __init__(
@@ -119,6 +118,9 @@ class Compressor(tf.Module, HorovodCompressor):
                 f"distributed and fsdp have owner steps"
             )
         registry.check_name(exchange)
+        registry.check_inner(codec, "Compressor.codec")
+        for pattern, given in layers.items() if isinstance(layers, Mapping) else ():
+            registry.check_inner(given, f"Compressor.layers[{pattern!r}]")
         route = route_of(codec, exchange, "Compressor.codec")
         if feedback is not None:
             route = replace(route, feedback=feedback)
@@ -130,7 +132,7 @@ class Compressor(tf.Module, HorovodCompressor):
         self._router = Router(route, threshold, exclude, layers)
         registry.check(self._router, exchange, process_set.size())
         prefix = names.distinct("hvd_compress" if name is None else name)
-        self._device = choose(device, *registry.kernels_for_gpus(exchange, self._router.codecs))
+        self._device = choose(device, self._router.codecs)
         self._collectives = GraphCollectives(process_set, prefix, on_gpu=is_gpu(self._device))
         self._size = self._collectives.size
         warn_of_separate_jobs(hvd.size())
@@ -144,8 +146,7 @@ class Compressor(tf.Module, HorovodCompressor):
         self._ledger = self._ops.hvdc_ledger()
         self._coder = Coder(self._ops, self._ledger, seed, warmup_steps, threads, self._device)
         # "auto" gathers gradients whose shape tracing does not know.
-        kinds = [route.kind, *(one.kind for one in self._router.encoding)]
-        self._set_exchanges([exchange, "allgather"] if auto else kinds)
+        self._set_exchanges([exchange, "allgather"] if auto else [exchange])
         self._warned_of_nothing = False
         self._step = GraphStep(self._ops, self._ledger, self._collectives, self._compared)
         self._variables = Variables()
@@ -157,7 +158,7 @@ class Compressor(tf.Module, HorovodCompressor):
         """Whether gradients that are not traced yet begin without saved residuals, since :meth:`reset`."""
         self._restored_slots: frozenset[int] = frozenset()
         self.slots: list[GraphSlot] = []
-        owners = self._exchanges[exchange if auto else route.kind].owners
+        owners = self._exchanges[exchange].owners
         self.owner = self._make_owner(exchange=exchange, owners=owners)
         self._inheritance = Inheritance()
         self.use = TensorFlowUse(f"{type(self).__name__} {route}")
@@ -347,18 +348,13 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def owners_of(self, slot: GraphSlot) -> int:
         """The number of ranks that share out a gradient; 0 where none do."""
-        exchange = self._exchanges.get(slot.route.kind)
+        exchange = self._exchanges.get(slot.route.exchange)
         return exchange.owners if exchange else 0
 
     def shared(self, slot: GraphSlot) -> Shared | None:
         """The order and the parts in which ranks share out a gradient; None where they do not."""
-        exchange = self._exchanges.get(slot.route.kind)
+        exchange = self._exchanges.get(slot.route.exchange)
         return exchange.shared(slot) if exchange else None
-
-    @property
-    def keeps_residuals(self) -> bool:
-        """Whether ranks keep residuals that do not belong to hosts, in all exchanges that may be used."""
-        return all(exchange.hosts is None for exchange in self._exchanges.values())
 
     @property
     def process_set(self) -> Any:
@@ -367,8 +363,7 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def _counted(self) -> Counters:
         *counts, encode, decode = self._ops.hvdc_counters(self._ledger).numpy().tolist()
-        steps, elements, plain, *messages, reduced = map(int, counts)
-        gathered, distributed, kept, *on_host = messages
+        steps, elements, plain, gathered, distributed, kept, reduced = map(int, counts)
         counters = Counters(
             steps=steps,
             encoded_elements=elements,
@@ -379,16 +374,14 @@ class Compressor(tf.Module, HorovodCompressor):
         counters.add_allgather(self._size, gathered)
         counters.add_alltoall(distributed, kept)
         counters.add_allreduce(self._size, reduced)
-        for exchange in self._exchanges.values():
-            exchange.count(counters, *on_host)
         return counters
 
-    def _set_exchanges(self, kinds: Sequence[str]) -> None:
+    def _set_exchanges(self, names: Sequence[str]) -> None:
         # Not a dictionary, which TensorFlow would take for a part of checkpoints.
         self._exchanges: Mapping[str, GraphExchange] = MappingProxyType(
             {
-                kind: registry.EXCHANGES[kind](self._collectives, self._coder)
-                for kind in dict.fromkeys(kinds)
+                name: registry.EXCHANGES[name](self._collectives, self._coder)
+                for name in dict.fromkeys(names)
             }
         )
 
@@ -428,13 +421,7 @@ class Compressor(tf.Module, HorovodCompressor):
         self._restored_slots -= {slot.index for slot in self.slots}
 
     def _inherit(self, slot: GraphSlot) -> None:
-        exchange = self._exchanges.get(slot.route.kind)
-        self._inheritance.give(
-            slot,
-            owners=self.owners_of(slot),
-            shared=self.shared(slot),
-            has_residuals=exchange.common.residuals if exchange else True,
-        )
+        self._inheritance.give(slot, owners=self.owners_of(slot), shared=self.shared(slot))
 
     def _slot(self, source: Source, turn: int, like: Any, call: int) -> GraphSlot:
         """The slot of a gradient.
@@ -492,7 +479,7 @@ class Compressor(tf.Module, HorovodCompressor):
             warn_of_dtypes({label: gradient.dtype.name})
         slot = GraphSlot(position, gradient.dtype, gradient.shape, route, self._device, label)
         if not route.uncompressed:
-            self._exchanges[route.kind].check(slot)
+            self._exchanges[route.exchange].check(slot)
             if slot.shape is not None:
                 warn_of_growth(label, slot.shape, route, slot.dtype.size)
         return slot
@@ -591,7 +578,7 @@ class Compressor(tf.Module, HorovodCompressor):
         beginning: Beginning,
         state: Sequence[tf.Tensor],
     ) -> _Started:
-        exchange = self._exchanges[slot.route.kind]
+        exchange = self._exchanges[slot.route.exchange]
         bucket = beginning.bucket_for(slot)
         member = bucket.add(slot)
         cut = exchange.cut(slot)

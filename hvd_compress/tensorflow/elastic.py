@@ -103,8 +103,7 @@ class TensorFlowState(ResidualState, _VariableState):
 
         Raises:
             TypeError: the argument is not a compressor.
-            ValueError: the compressor has a process set; or its exchange is ``"hierarchical"``, in which
-                hosts and not ranks have residuals; or it has been used.
+            ValueError: the compressor has a process set, or it has been used.
         """
         expect_instance("TensorFlowState.begin", compressor, Compressor, "state.begin({})")
         if self._begun == len(self._commits):

@@ -73,11 +73,11 @@ class Beginning:
 
     def bucket_for(self, slot: GraphSlot) -> GraphBucket:
         """The bucket that a gradient joins: the newest one of its exchange, or else a new one."""
-        kind = slot.route.kind
-        newest = [bucket for bucket in self.buckets if bucket.kind == kind][-1:]
+        exchange = slot.route.exchange
+        newest = [bucket for bucket in self.buckets if bucket.exchange == exchange][-1:]
         if newest and newest[0].takes(slot):
             return newest[0]
-        self.buckets.append(GraphBucket(len(self.buckets), kind))
+        self.buckets.append(GraphBucket(len(self.buckets), exchange))
         return self.buckets[-1]
 
     def count(self, thing: Any) -> int:

@@ -8,19 +8,24 @@ one device, and the data that the host has to know is kept on the host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
+
+from hvd_compress.codecs import Codec
+from hvd_compress.kernels.native import spec_of
 
 HOST = "CPU:0"
 """The device on which steps are begun and counted, and on which operations without GPU kernels run."""
 
 
-def choose(wanted: str | None, what: str, on_gpu: bool) -> str:
+def choose(wanted: str | None, codecs: Sequence[Codec]) -> str:
     """The device of a compressor's gradients.
 
     Args:
         wanted: the user's choice; None is TensorFlow's first GPU, or the host if there is none.
-        what: the exchange or the codec that decides ``on_gpu``, for the message.
-        on_gpu: whether there are kernels for GPUs; if not, None means the host.
+        codecs: the codecs that may encode some gradient; where one has no kernels for GPUs, None means the
+            host.
 
     Returns:
         ``"GPU:0"``, for example.
@@ -28,14 +33,16 @@ def choose(wanted: str | None, what: str, on_gpu: bool) -> str:
     Raises:
         ValueError: TensorFlow has no such device, or there are no kernels for it.
     """
+    lacking = [c for c in codecs if spec_of(c, ()) is None or not c.on_device]
     if wanted is None:
-        return "GPU:0" if on_gpu and tf.config.list_logical_devices("GPU") else HOST
+        return "GPU:0" if not lacking and tf.config.list_logical_devices("GPU") else HOST
     devices = tf.config.list_logical_devices()
     there = {f"{device.device_type}:{device.name.rpartition(':')[2]}" for device in devices}
-    kinds = ("CPU", "GPU") if on_gpu else ("CPU",)
+    kinds = ("CPU",) if lacking else ("CPU", "GPU")
     usable = sorted(name for name in there if name.startswith(kinds))
     if wanted not in usable:
-        raise ValueError(f"Compressor.device: expected one of {usable} for {what}, got {wanted!r}")
+        what = f" for {lacking[0]!r}" if lacking else ""
+        raise ValueError(f"Compressor.device: expected one of {usable}{what}, got {wanted!r}")
     return wanted
 
 

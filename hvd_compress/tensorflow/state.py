@@ -33,8 +33,8 @@ class StateOwner(tf.train.experimental.PythonState):
             ``residual_dtype``.
         restored: called with a checkpoint's content when it is this rank's.
         settings: ``exchange``, on which the residuals that are kept depend, and ``owners``, the number of
-            ranks that share out a gradient: ranks 0 to ``owners - 1`` do, the next ``owners`` ranks do, and
-            so on. A compressor that plans describes the owners of each gradient in a list.
+            ranks that share out a gradient: all, or 0. A compressor that plans describes the owners of each
+            gradient in a list.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class _Left:
 
     Attributes:
         residual: the residual of its own gradients.
-        owners: the number of ranks that shared out the gradient.
+        owners: the number of ranks that shared out the gradient: all, or 0.
         owned: the residual of the average of the part that it owned.
         exchanges: the number of exchanges of the gradient so far.
         row: the number of elements that stay together where ranks share out the gradient.
@@ -135,16 +135,13 @@ class _Left:
 class Inheritance:
     """The state with which gradients will start; here, zeros."""
 
-    def give(
-        self, slot: GraphSlot, *, owners: int, shared: Shared | None, has_residuals: bool
-    ) -> None:
+    def give(self, slot: GraphSlot, *, owners: int, shared: Shared | None) -> None:
         """Hands over a gradient's part, if there is one, once.
 
         Args:
             slot: the slot to set.
             owners: the number of ranks that share out the gradient now.
             shared: the order and the parts in which they do; None where they do not.
-            has_residuals: whether ranks keep residuals of their own gradients now.
         """
 
 
@@ -162,15 +159,13 @@ class Resized(Inheritance):
     heir: StateOwner
     names: Sequence[str]
 
-    def give(
-        self, slot: GraphSlot, *, owners: int, shared: Shared | None, has_residuals: bool
-    ) -> None:
+    def give(self, slot: GraphSlot, *, owners: int, shared: Shared | None) -> None:
         _check_order(self.names, slot.index, slot.variable_name)
         if slot.index not in self.left:
             slot.begin_anew()
             return
         old = self.left.pop(slot.index)
-        residual, owned = _inherited(slot.index, old, self.heir, owners, shared, has_residuals)
+        residual, owned = _inherited(slot.index, old, self.heir, owners, shared)
         slot.begin_with(residual, owned)
         slot.exchanges.assign(old[0].exchanges)
 
@@ -204,8 +199,12 @@ def inheritance(checkpoints: Sequence[str], name: str, heir: StateOwner) -> Resi
     if len(set(exchanges)) > 1:
         raise ValueError(f"load_resized: expected checkpoints of one exchange, got {exchanges}")
     owners = [state["owners"] for state in states]
-    if any(some != owners[0] for some in owners):
-        raise ValueError(f"load_resized: expected hosts of one size, got owners {owners}")
+    known = {0, len(states)}
+    if any(some != owners[0] or not known.issuperset(np.ravel(some)) for some in owners):
+        raise ValueError(
+            f"load_resized: expected gradients that all ranks share out in the same way or not at all, got "
+            f"owners {owners}"
+        )
     counts = [{i: kept.exchanges for i, kept in state["slots"].items()} for state in states]
     if any(count != counts[0] for count in counts):
         raise ValueError(f"load_resized: expected checkpoints of one step, got exchanges {counts}")
@@ -227,7 +226,7 @@ def check_restored(slot: GraphSlot, owners: int, shared: Shared | None, rank: in
         rank: this rank.
     """
     count = None if slot.shape is None else math.prod(slot.shape)
-    part = shared.shards(owners, slot.index).length(rank % owners) if shared else 0
+    part = shared.shards(owners, slot.index).length(rank) if shared else 0
     own, owned = (kept.numpy().astype(np.float32) for kept in slot.kept)
     _check_numbers(slot.label, own, count, "its residual")
     _check_numbers(slot.label, owned, part, "the residual of the part that this rank owns")
@@ -243,9 +242,8 @@ def check_restored(slot: GraphSlot, owners: int, shared: Shared | None, rank: in
 def _check_left(rank: int, left: _Left, every: Sequence[_Left]) -> None:
     """Raises ``ValueError`` unless a rank's residuals are finite and of the size of all ranks' gradient."""
     who, count = f"load_resized: {left.of} on rank {rank}", _count(every)
-    shards = Shards(count, max(1, left.owners), left.key, left.row)
     _check_numbers(who, left.residual, count, "its residual")
-    part = shards.length(rank % shards.size)
+    part = Shards(count, left.owners, left.key, left.row).length(rank) if left.owners else 0
     _check_numbers(who, left.owned, part, "the residual of the part that this rank owned")
 
 
@@ -260,7 +258,7 @@ def _check_numbers(who: str, numbers: np.ndarray, size: int | None, what: str) -
 
 def _count(every: Sequence[_Left]) -> int:
     """The number of elements of a gradient, from all ranks' residuals."""
-    owned = sum(len(left.owned) for left in every[: every[0].owners])
+    owned = sum(len(left.owned) for left in every)
     return max(owned, *(len(left.residual) for left in every))
 
 
@@ -303,7 +301,6 @@ def _inherited(
     heir: StateOwner,
     owners: int,
     shared: Shared | None,
-    has_residuals: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The residual of a gradient, and that of the part of its average that the heir owns."""
     count = _count(old)
@@ -311,12 +308,8 @@ def _inherited(
     for rank, left in enumerate(old):
         if len(left.owned):
             shards = Shards(count, left.owners, left.key, left.row)
-            part = slice(*shards.of(rank % left.owners))
-            averages[part] += np.float32(left.owners / len(old)) * left.owned
-    if has_residuals:
-        heirs, factor = resize.heirs(len(old), heir.size, heir.rank)
-    else:
-        heirs, factor = list(range(len(old))), 1 / len(old)
+            averages[slice(*shards.of(rank))] += left.owned
+    heirs, factor = resize.heirs(len(old), heir.size, heir.rank)
     for left in (old[rank] for rank in heirs):
         if len(left.residual):
             residual += np.float32(factor) * left.residual
@@ -328,8 +321,7 @@ def _inherited(
     assert shared is not None
     if count:
         residual, averages = (transpose(x, shared.transposed) for x in (residual, averages))
-    part = slice(*Shards(count, owners, key, shared.row).of(heir.rank % owners))
-    return (residual, averages[part]) if has_residuals else (none, (residual + averages)[part])
+    return residual, averages[slice(*Shards(count, owners, key, shared.row).of(heir.rank))]
 
 
 def _read(path: str, name: str) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Frontend(ABC):
     Attributes:
         name: the name of its package.
         launcher: the launcher of ranks on one host, see :mod:`tests.jobs`.
-        launcher_of_hosts: the launcher of ranks on two hosts.
+        launcher_of_hosts: the launcher of ranks on two hosts, for the hierarchical exchange.
         environment: the ranks' environment, by their number and whether they are on two hosts.
         cannot: the reasons why it lacks properties, by the properties' names.
         lacks: the exchanges that it does not have.
@@ -98,7 +98,6 @@ class Frontend(ABC):
         errors: the errors that every rank raises where the ranks disagree.
         leavers: ranks that join early, one after the other in the same job.
         single: whether a single rank exchanges with itself.
-        meets: whether ranks wait for each other where they make a hierarchical job.
         outsiders: whether ranks make a job that does not take part.
         zeros_after_join: whether it goes on sending zeros.
         with_unused: options of :meth:`make` where some parameters are not used.
@@ -125,7 +124,6 @@ class Frontend(ABC):
     errors: ClassVar[type[Exception]]
     leavers: ClassVar[Sequence[int]] = (1, 0)
     single: ClassVar[bool] = True
-    meets: ClassVar[bool] = False
     outsiders: ClassVar[bool] = True
     zeros_after_join: ClassVar[bool] = False
     with_unused: ClassVar[Mapping[str, Any]] = {}

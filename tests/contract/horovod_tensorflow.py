@@ -103,16 +103,15 @@ class HorovodTensorFlow(Frontend):
     """Makes and runs the contract's jobs of ``hvd_compress.tensorflow``."""
 
     name = "tensorflow"
-    launcher, launcher_of_hosts = "tensorflow", "tensorflow on two hosts"
+    launcher = "tensorflow"
     environment = OF_HOROVOD
     errors = tf.errors.OpError
     single = False  # Horovod's tape leaves it alone, elastic or not.
-    meets = True  # A rank that makes another one is in tests/tensorflow/test_hierarchical.py.
     exact = False
     flag_bytes = 0
     alike = False
     varies = False
-    lacks = frozenset({"integer_sum", "low_rank"})
+    lacks = frozenset({"hierarchical", "integer_sum", "low_rank"})
     cannot = {  # noqa: RUF012
         "owner_steps_from_a_cold_start": "an owner's work is one operation of C++, without a step",
         "other_defaults": "operations have the dtype of their input",
@@ -154,7 +153,8 @@ class HorovodTensorFlow(Frontend):
         graph = options.pop("graph", True)
         # AutoGraph first rewrites Horovod's functions, which takes each process seconds.
         autograph = options.pop("autograph", False)
-        route = Route(codec, feedback, inner=options.pop("inner", None))
+        assert options.pop("inner", None) is None
+        route = Route(codec, feedback)
         known = {"op", "groups", "gradient_predivide_factor"} & options.keys()
         for_tape = {name: options.pop(name) for name in known}
         if "process_set" in options:

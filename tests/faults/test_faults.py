@@ -22,7 +22,7 @@ EXCHANGES = list(ROWS)
 
 BUILT_ON_OTHERS = [
     Case("keras", "two_shot", "kill"),
-    Case("keras", "hierarchical", "slow"),
+    Case("keras", "allgather", "slow"),
     Case("fsdp", "integer_sum", "kill"),
     Case("fsdp", "two_shot", "full disk"),
     Case("diloco", "hierarchical", "kill"),

@@ -25,6 +25,9 @@ from tests.tensorflow.probes import (
     targets,
 )
 
+_ONLY_PYTORCH = "which only the PyTorch frontends have; use 'allgather' or 'two_shot'"
+
+
 # These share one job: an error that left a collective behind on one rank would fail the tests after it.
 
 
@@ -283,24 +286,40 @@ def test_a_codec_without_payloads() -> None:
 
 @on_ranks(2, launcher="tensorflow")
 def test_an_exchange_that_only_pytorch_has() -> None:
-    message = r"got 'integer_sum', which only the PyTorch frontends have; use 'allgather' or 'two_"
-    route = Route(ECQ(), exchange="integer_sum")
-    for codec, options in (
-        (ECQ(), {"exchange": "integer_sum"}),
-        (NoCompression(), {"exchange": "integer_sum"}),
-        (route, {}),
-        (ECQ(), {"layers": {"*": route}}),
-    ):
-        with pytest.raises(ValueError, match=message):
-            hvdc.Compressor(codec, **options)
-    for field, options in (
-        ("exchanges", {"exchanges": ("integer_sum",)}),
-        (r"codecs\.exchange", {"codecs": (route,)}),
-    ):
-        with pytest.raises(
-            ValueError, match=rf"Auto\.{field}: expected .*'two_shot', .*got 'integ"
+    for exchange in ("integer_sum", "hierarchical"):
+        message = rf"got '{exchange}', {_ONLY_PYTORCH}"
+        route = Route(ECQ(), exchange=exchange)
+        for codec, options in (
+            (ECQ(), {"exchange": exchange}),
+            (NoCompression(), {"exchange": exchange}),
+            (route, {}),
+            (ECQ(), {"layers": {"*": route}}),
         ):
-            hvdc.Auto(**options)
+            with pytest.raises(ValueError, match=message):
+                hvdc.Compressor(codec, **options)
+        for field, options in (
+            ("exchanges", {"exchanges": (exchange,)}),
+            (r"codecs\.exchange", {"codecs": (route,)}),
+        ):
+            expected = rf"Auto\.{field}: expected one of 'allgather', 'two_shot', {message}"
+            with pytest.raises(ValueError, match=expected):
+                hvdc.Auto(**options)
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_a_codec_within_hosts() -> None:
+    message = rf"expected a Route without a codec within hosts, got inner=Int8\(.*{_ONLY_PYTORCH}"
+    for exchange in ("", "hierarchical"):
+        route = Route(ECQ(), exchange=exchange, inner=Int8())
+        for codec, options, where in (
+            (route, {}, "codec"),
+            (route, {"exchange": "two_shot"}, "codec"),
+            (ECQ(), {"layers": {"a*": route}}, r"layers\['a\*'\]"),
+        ):
+            with pytest.raises(ValueError, match=rf"Compressor\.{where}: {message}"):
+                hvdc.Compressor(codec, **options)
+        with pytest.raises(ValueError, match=rf"Auto\.codecs: {message}"):
+            hvdc.Auto(codecs=("onebit", route))
 
 
 @on_ranks(2, launcher="tensorflow")

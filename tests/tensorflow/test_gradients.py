@@ -266,7 +266,7 @@ def test_gradients_do_not_wait_for_each_other() -> None:
             loss = tf.add_n([tf.reduce_sum(v * v) for v in variables])
         return hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, variables)
 
-    for name in ("allgather", "two_shot", "hierarchical"):
+    for name in ("allgather", "two_shot"):
         compressor = hvdc.ECQ(threshold=THRESHOLD, exchange=name)
         traced = tf.function(gradients).get_concrete_function(compressor)
         operations = traced.graph.get_operations()

@@ -66,10 +66,16 @@ def _on_two_ranks(group: int | str) -> None:
         slot.exchanges.assign(7)
         old.slots.append(slot)
         tf.train.Checkpoint(compressor=old).write(path)
+        old.owner = StateOwner(
+            rank, 3, 0, lambda: {"orders": [order]}, print, exchange="?", owners=2
+        )
+        tf.train.Checkpoint(compressor=old).write(f"{path}-shared-by-two")
     old.owner = StateOwner(0, 3, 0, lambda: {"orders": []}, print, exchange="allgather", owners=0)
     tf.train.Checkpoint(compressor=old).write(f"{paths[0]}-gathered")
     with pytest.raises(ValueError, match="checkpoints of one exchange"):
         hvdc.OneBit(name="mixed").load_resized([f"{paths[0]}-gathered", *paths[1:]])
+    with pytest.raises(ValueError, match=r"that all ranks share out .*got owners \[2, 2, 2\]"):
+        hvdc.OneBit(name="of two").load_resized([f"{path}-shared-by-two" for path in paths])
     unsent = residuals.mean(axis=0) + averages
     for name in ("two_shot", "allgather"):
         compressor = _compressor(codec, f"new.{group}.{name}", name)

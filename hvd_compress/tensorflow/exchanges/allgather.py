@@ -16,7 +16,6 @@ class Allgather(GraphExchange):
 
     common = allgather.EXCHANGE
     gathers = True
-    on_gpu = True
 
     def check(self, slot: GraphSlot) -> None:
         if slot.shape is not None:  # Otherwise it is checked when it is encoded.
@@ -29,4 +28,4 @@ class Allgather(GraphExchange):
         return self.collectives.all_gather_alike(message, bucket.length, bucket.label)
 
     def decode(self, bucket: GraphBucket) -> tf.Operation:
-        return self._decode(bucket, "payloads", copies=self.collectives.size)
+        return self._decode(bucket, "payloads")

@@ -10,9 +10,7 @@ import tensorflow as tf
 from hvd_compress.codecs import Codec
 from hvd_compress.exchanges import base
 from hvd_compress.exchanges.comm import Group
-from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.shards import Shards, Shared, shared
-from hvd_compress.ranks.counters import Counters
 from hvd_compress.tensorflow.buckets import GraphBucket
 from hvd_compress.tensorflow.coder import Coder, Cut
 from hvd_compress.tensorflow.collectives import GraphCollectives
@@ -28,17 +26,11 @@ class GraphExchange(ABC):
 
     Attributes:
         common: the exchange's description, which does not depend on TensorFlow.
-        content: the content of the first message, as the operation names it.
         gathers: whether all ranks gather first messages.
-        on_gpu: whether the exchange's operations have kernels for GPUs.
-        hosts: the ranks on their hosts; None if the exchange does not need them.
     """
 
     common: ClassVar[base.Exchange]
-    content: ClassVar[str] = "payloads"
     gathers: ClassVar[bool] = False
-    on_gpu: ClassVar[bool] = False
-    hosts: Hosts | None = None
 
     def __init__(self, collectives: GraphCollectives, coder: Coder) -> None:
         self.collectives = collectives
@@ -47,7 +39,7 @@ class GraphExchange(ABC):
     @property
     def group(self) -> Group:
         """The ranks."""
-        return Group(max(0, self.collectives.rank), self.collectives.size, self.hosts)
+        return Group(max(0, self.collectives.rank), self.collectives.size)
 
     @property
     def owners(self) -> int:
@@ -60,17 +52,6 @@ class GraphExchange(ABC):
         if not self.owners or slot.shape is None:
             return None
         return shared(slot.route.codec, slot.shape)
-
-    def count(self, counters: Counters, gathered: int, distributed: int, kept: int) -> None:
-        """Adds the traffic of an exchange that has a stage within hosts to the counters.
-
-        Args:
-            counters: the counters to change.
-            gathered: bytes of this rank's payloads for gathers.
-            distributed: bytes that this rank sent to owners.
-            kept: the part of those bytes that this rank sent to itself.
-        """
-        return
 
     def check(self, slot: GraphSlot) -> None:
         """Raises ``ValueError`` where a gradient cannot take this exchange."""
@@ -104,7 +85,6 @@ class GraphExchange(ABC):
             bucket,
             token,
             everybody,
-            what=self.content,
             warmup=self.coder.warmup_steps,
             ranks=ranks,
             length=-1 if length is None else length,
@@ -127,14 +107,10 @@ class GraphExchange(ABC):
     def decode(self, bucket: GraphBucket) -> tf.Operation:
         """Decodes the received message into the results; returns an operation that has to run."""
 
-    def _average(self, bucket: GraphBucket, parts: tf.Tensor, ranks: int) -> tf.Tensor:
-        """The owner's work: a message with the averages of what ranks sent, one after the other."""
-        return self.coder.run("average", bucket, parts, ranks=ranks, what=self.content)
-
-    def _decode(self, bucket: GraphBucket, what: str, copies: int, weight: int = 1) -> tf.Operation:
-        """Decodes copies of the same numbers, each the average of a number of ranks' gradients."""
+    def _decode(self, bucket: GraphBucket, what: str) -> tf.Operation:
+        """Decodes all ranks' ``"payloads"``, or all owners' ``"averages"``."""
         inputs = bucket.arrived, bucket.encoded
-        return self.coder.run("decode", bucket, *inputs, what=what, copies=copies, weight=weight)
+        return self.coder.run("decode", bucket, *inputs, what=what, ranks=self.collectives.size)
 
     def _shards(self, slot: GraphSlot) -> tuple[Shards, Codec]:
         """The parts of gradient 0 where it has a slot's shape, and their codec."""

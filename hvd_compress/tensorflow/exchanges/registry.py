@@ -1,48 +1,65 @@
-"""The exchanges that TensorFlow has, by the kind of a route, and what they can carry."""
+"""The exchanges that TensorFlow has, by name, and what they can carry."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-from hvd_compress.codecs import Codec
 from hvd_compress.codecs.checks import check_choice
 from hvd_compress.codecs.registry import expect_payloads
 from hvd_compress.exchanges.default import AUTO
-from hvd_compress.exchanges.routing import EXCHANGE_CHOICES, EXCHANGE_NAMES, Router
-from hvd_compress.kernels.native import spec_of
+from hvd_compress.exchanges.routing import EXCHANGE_CHOICES, Route, Router
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
 from hvd_compress.tensorflow.exchanges.base import GraphExchange
-from hvd_compress.tensorflow.exchanges.hierarchical import Hierarchical, HierarchicalByTwoCodecs
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
 
 EXCHANGES: dict[str, type[GraphExchange]] = {
     "allgather": Allgather,
     "two_shot": TwoShot,
-    "hierarchical": Hierarchical,
-    "hierarchical by two codecs": HierarchicalByTwoCodecs,
 }
 
-NAMES = tuple(name for name in EXCHANGE_NAMES if name in EXCHANGES)
+NAMES = tuple(EXCHANGES)
 """The names of the exchanges, as users write them."""
 
 
-def check_name(exchange: str) -> None:
-    """Raises ``ValueError`` for the name of an exchange that TensorFlow does not have."""
+def check_name(
+    exchange: str, where: str = "Compressor.exchange", choices: tuple[str, ...] = (AUTO, *NAMES)
+) -> None:
+    """Raises ``ValueError`` for the name of an exchange that is not a choice in TensorFlow.
+
+    Args:
+        exchange: the name.
+        where: the parameter, for the message.
+        choices: the names that the parameter takes.
+    """
     if exchange in EXCHANGE_CHOICES and exchange not in (AUTO, *NAMES):
-        raise ValueError(
-            f"hvd_compress.tensorflow.Compressor.exchange: expected one of "
-            f"{', '.join(map(repr, (AUTO, *NAMES)))}, got {exchange!r}, which only the PyTorch frontends "
-            f"have; use 'allgather' or 'two_shot'"
-        )
-    check_choice("hvd_compress.tensorflow.Compressor", "exchange", exchange, (AUTO, *NAMES))
+        expected = f"one of {', '.join(map(repr, choices))}"
+        raise _only_in_pytorch(where, expected, repr(exchange))
+    owner, _, option = where.rpartition(".")
+    check_choice(f"hvd_compress.tensorflow.{owner}", option, exchange, choices)
 
 
-def kernels_for_gpus(exchange: str, codecs: Sequence[Codec]) -> tuple[str, bool]:
-    """The setting that decides on kernels for GPUs, for messages, and whether there are such kernels."""
-    for codec in codecs:
-        if spec_of(codec, ()) is None or not codec.on_device:
-            return repr(codec), False
-    return f"exchange={exchange!r}", EXCHANGES[exchange].on_gpu
+def check_planned(exchange: str, where: str) -> None:
+    """The same for a name among which :class:`~hvd_compress.tensorflow.Auto` chooses."""
+    check_name(exchange, where, NAMES)
+
+
+def check_inner(given: Any, where: str) -> None:
+    """Raises ``ValueError`` for a route with a codec within hosts, ``inner``.
+
+    Args:
+        given: what the user wrote for a codec.
+        where: the parameter, for the message.
+    """
+    if isinstance(given, Route) and given.inner is not None:
+        got = f"inner={given.inner!r} for exchange='hierarchical'"
+        raise _only_in_pytorch(where, "a Route without a codec within hosts", got)
+
+
+def _only_in_pytorch(where: str, expected: str, got: str) -> ValueError:
+    return ValueError(
+        f"hvd_compress.tensorflow.{where}: expected {expected}, got {got}, which only the PyTorch "
+        f"frontends have; use {' or '.join(map(repr, NAMES))}"
+    )
 
 
 def check(router: Router, exchange: str, ranks: int) -> None:

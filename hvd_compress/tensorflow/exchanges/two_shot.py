@@ -18,7 +18,6 @@ class TwoShot(GraphExchange):
     """
 
     common = two_shot.EXCHANGE
-    on_gpu = True
 
     def cut(self, slot: GraphSlot) -> Cut:
         rank, size, (shards, _) = self.group.rank, self.owners, self._shards(slot)
@@ -33,11 +32,11 @@ class TwoShot(GraphExchange):
     def send(self, bucket: GraphBucket, message: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         ranks = self.collectives
         parts = ranks.all_to_all(message, sizes, f"{bucket.label}.to_owners")
-        averages = self._average(bucket, parts, ranks.size)
+        averages = self.coder.run("average", bucket, parts, ranks=ranks.size)
         return ranks.all_gather_alike(averages, self._length(bucket), f"{bucket.label}.from_owners")
 
     def decode(self, bucket: GraphBucket) -> tf.Operation:
-        return self._decode(bucket, "averages", copies=1, weight=self.collectives.size)
+        return self._decode(bucket, "averages")
 
     def _length(self, bucket: GraphBucket) -> int | None:
         """The number of bytes of each owner's averages, where it is known and the same for all."""

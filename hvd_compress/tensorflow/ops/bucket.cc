@@ -29,22 +29,16 @@ void Bucket::Submit(int64_t index, Member member) {
 }
 
 void Bucket::LayOut() {
-  blocks = LayOut(&Member::pieces);
-  inner_blocks = LayOut(&Member::inner);
-}
-
-std::vector<Bucket::Block> Bucket::LayOut(std::vector<Piece> Member::* pieces) {
-  std::vector<Block> made;
+  blocks.clear();
   int64_t offset = 0;
-  for (size_t i = 0; i < (members[0].*pieces).size(); ++i) {
+  for (size_t i = 0; i < members[0].pieces.size(); ++i) {
     const int64_t begin = offset;
     for (Member& member : members) {
-      (member.*pieces)[i].offset = offset;
-      offset += (member.*pieces)[i].bytes;
+      member.pieces[i].offset = offset;
+      offset += member.pieces[i].bytes;
     }
-    made.push_back({begin, offset - begin});
+    blocks.push_back({begin, offset - begin});
   }
-  return made;
 }
 
 absl::StatusOr<BucketOnDevice> LookupBucket(OpKernelContext* context, int ledger_input,

@@ -24,11 +24,11 @@ struct Member {
   // float32 or bfloat16 variables, empty until the first step: of this rank's gradient, and of the
   // average of the piece that it owns; and an int64 variable that counts exchanges.
   tensorflow::core::RefCountPtr<tensorflow::Var> residual, owned, exchanges;
-  int64_t number = 0;                // of the gradient, in the noise and in the order of its owners
-  std::vector<Piece> pieces, inner;  // inner: the same within a host, by its own codec
-  int64_t step = 0;                  // the position in the noise, stamped on payloads
-  double scale = 0;                  // on the sum of the ranks' gradients
-  tensorflow::Tensor result;         // once decoded, if status is ok
+  int64_t number = 0;  // of the gradient, in the noise and in the order of its owners
+  std::vector<Piece> pieces;
+  int64_t step = 0;           // the position in the noise, stamped on payloads
+  double scale = 0;           // on the sum of the ranks' gradients
+  tensorflow::Tensor result;  // once decoded, if status is ok
   absl::Status status;
 };
 
@@ -43,19 +43,17 @@ class Bucket {
   void Submit(int64_t index, Member member);
 
   // Lays out a message that has one payload of each piece: an owner's pieces follow each other, and
-  // so do the owners' blocks. Without owners there is one block. Also of the inner pieces.
+  // so do the owners' blocks. Without owners there is one block.
   void LayOut();
 
   std::vector<Member> members;
   struct Block {
     int64_t begin, size;  // bytes
   };
-  std::vector<Block> blocks, inner_blocks;
+  std::vector<Block> blocks;
   const std::shared_ptr<Latch> complete, decoded;
 
  private:
-  std::vector<Block> LayOut(std::vector<Piece> Member::* pieces);
-
   tensorflow::mutex mutex_;
   size_t missing_;
 };

@@ -13,10 +13,9 @@ namespace hvd_compress {
 using namespace tensorflow;  // NOLINT: the macros need it
 
 Coder::Coder(OpKernelConstruction* context) {
-  std::string spec, inner;
+  std::string spec;
   OP_REQUIRES_OK(context, context->GetAttr("label", &label_));
   OP_REQUIRES_OK(context, context->GetAttr("spec", &spec));
-  OP_REQUIRES_OK(context, context->GetAttr("inner", &inner));
   OP_REQUIRES_OK(context, context->GetAttr("seed", &seed_));
   OP_REQUIRES_OK(context, context->GetAttr("threads", &threads_));
   OP_REQUIRES_OK(context, context->GetAttr("alpha", &alpha_));
@@ -26,12 +25,10 @@ Coder::Coder(OpKernelConstruction* context) {
   OP_REQUIRES_OK(context, context->GetAttr("streams", &streams_));
   OP_REQUIRES_OK(context, context->GetAttr("own", &own_));
   OP_REQUIRES_OK(context, context->GetAttr("own_stream", &own_stream_));
-  OP_REQUIRES(context,
-              spec.size() == sizeof(spec_) && (inner.empty() || inner.size() == sizeof(inner_)),
+  OP_REQUIRES(context, spec.size() == sizeof(spec_),
               errors::InvalidArgument(label_, ": expected a spec of ", sizeof(spec_),
                                       " bytes, got ", spec.size()));
   std::memcpy(&spec_, spec.data(), sizeof(spec_));
-  std::memcpy(&inner_, inner.data(), inner.size());
 }
 
 absl::Status Coder::CheckTraced(const Tensor& gradient) const {
@@ -56,18 +53,6 @@ std::vector<Piece> Coder::Pieces(const TensorShape& shape, int64_t number) const
     const int64_t part = (owner + owners - number % owners) % owners;
     pieces.push_back(PieceOf(TensorShape({lengths_[part] / row, row}), begins_[part]));
     if (lengths_[part] == 0) pieces.back().bytes = 0;  // an owner of nothing gets nothing
-  }
-  return pieces;
-}
-
-std::vector<Piece> Coder::InnerPieces(std::vector<Piece> pieces) const {
-  if (inner_.codec == 0) return {};
-  for (Piece& piece : pieces) {
-    hvdc_spec spec = inner_;
-    spec.rows = piece.spec.rows;
-    spec.columns = piece.spec.columns;
-    piece.spec = spec;
-    if (piece.length) piece.bytes = FunctionsOf(spec).payload_bytes(&spec);
   }
   return pieces;
 }

@@ -22,10 +22,9 @@ struct Piece {
   int64_t offset;         // bytes of the message before its payload
 };
 
-// Attributes: label; spec (an hvdc_spec without rows and columns); inner (the same of the codec
-// within a host, or empty); seed (of the noise);
-// threads; alpha, beta (of error feedback); begins, lengths (the pieces for each owner of gradient
-// 0; none for the whole gradient as one piece); streams (the rank in each piece's noise key); own,
+// Attributes: label; spec (an hvdc_spec without rows and columns); seed (of the noise); threads;
+// alpha, beta (of error feedback); begins, lengths (the pieces for each owner of gradient 0; none
+// for the whole gradient as one piece); streams (the rank in each piece's noise key); own,
 // own_stream (the piece that this rank owns, and the rank in the noise key of its average).
 class Coder {
  public:
@@ -40,13 +39,8 @@ class Coder {
   absl::Status CheckTraced(const tensorflow::Tensor& gradient) const;
 
   // The pieces of a gradient of this shape for each owner, without offsets: the gradient's number
-  // is that of the first piece's owner, as in hvd_compress/exchanges/shards.py. Also the same
-  // pieces within a host, where another codec encodes them there.
+  // is that of the first piece's owner, as in hvd_compress/exchanges/shards.py.
   std::vector<Piece> Pieces(const tensorflow::TensorShape& shape, int64_t number) const;
-  std::vector<Piece> InnerPieces(std::vector<Piece> pieces) const;
-
-  // The rank with the first of the pieces, where the ranks of a host own them.
-  int64_t first_rank() const { return own_stream_ - own_; }
 
   // The ranks in the noise keys of the pieces, and of the average of the piece that this rank owns.
   const std::vector<int64_t>& streams() const { return streams_; }
@@ -72,7 +66,6 @@ class Coder {
 
   std::string label_;
   hvdc_spec spec_;
-  hvdc_spec inner_ = {};  // within a host; codec 0: none
   int64_t seed_, own_, own_stream_;
   int threads_;
   float alpha_, beta_;

@@ -59,7 +59,7 @@ absl::Status CpuKernels::DecodeSum(const Payloads& payloads, const Senders& send
   for (int copy = 0; copy < payloads.count; ++copy) {
     if (IsFailure(payloads.first + copy * payloads.stride)) {
       return DataLoss(
-          senders.label, ": expected rank ", copy * senders.pieces + senders.piece,
+          senders.label, ": expected rank ", senders.first + copy,
           senders.owners ? "'s average, got none: decoding or " : "'s payload, got none: ",
           "encoding failed there, with an error of its own");
     }

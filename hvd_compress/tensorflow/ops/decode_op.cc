@@ -13,10 +13,8 @@ namespace {
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
 // message: the received message or, where `encoded` is false, the float32 sums of the ranks'
-// gradients. what: "payloads" of whole gradients, one message of each rank after the other;
-// "averages" of each owner's pieces, with `copies` messages of each owner, one after the other.
-// copies: the number of payloads of the same piece. weight: the number of ranks whose gradients
-// each of these averages.
+// gradients. what: "payloads" of whole gradients, one message of each rank after the other, or
+// "averages" of all ranks' pieces, one message of each owner after the other. ranks: their number.
 //
 // It does not fail: an error is told by the results, which wait for the step's other gradients.
 REGISTER_OP("HvdcDecode")
@@ -25,8 +23,7 @@ REGISTER_OP("HvdcDecode")
     .Input("ledger: resource")
     .Attr("bucket: int")
     .Attr("what: {'payloads', 'averages'}")
-    .Attr("copies: int")
-    .Attr("weight: int")
+    .Attr("ranks: int")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
@@ -34,9 +31,13 @@ class DecodeOp : public OpKernel {
  public:
   explicit DecodeOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("bucket", &bucket_));
-    OP_REQUIRES_OK(context, context->GetAttr("what", &what_));
-    OP_REQUIRES_OK(context, context->GetAttr("copies", &copies_));
-    OP_REQUIRES_OK(context, context->GetAttr("weight", &weight_));
+    std::string what;
+    int ranks;
+    OP_REQUIRES_OK(context, context->GetAttr("what", &what));
+    OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks));
+    averages_ = what == "averages";
+    copies_ = averages_ ? 1 : ranks;
+    weight_ = averages_ ? ranks : 1;
   }
 
   void Compute(OpKernelContext* context) override {
@@ -111,17 +112,18 @@ class DecodeOp : public OpKernel {
       if (piece.bytes == 0) continue;
       const Bucket::Block block = bucket.blocks[i];
       const auto* first = from + copies_ * block.begin + (piece.offset - block.begin);
-      TF_RETURN_IF_ERROR(kernels->DecodeSum(
-          {piece.spec, member->step, first, piece.bytes, block.size, copies_},
-          {label, i, member->pieces.size(), what_ == "averages", member->step}, scale,
-          to + piece.begin * width, DtypeOf(member->result.dtype()), nonfinite));
+      TF_RETURN_IF_ERROR(
+          kernels->DecodeSum({piece.spec, member->step, first, piece.bytes, block.size, copies_},
+                             {label, i, averages_, member->step}, scale, to + piece.begin * width,
+                             DtypeOf(member->result.dtype()), nonfinite));
     }
     return absl::OkStatus();
   }
 
   int64_t bucket_;
-  int copies_, weight_;
-  std::string what_;
+  bool averages_;
+  int copies_;  // payloads of the same piece
+  int weight_;  // ranks whose gradients each of them averages
 };
 HVDC_REGISTER("HvdcDecode", DecodeOp, .HostMemory("encoded").HostMemory("ledger"));
 

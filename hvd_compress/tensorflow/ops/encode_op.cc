@@ -14,16 +14,14 @@ namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
-// submitted: the first member's token. everybody: whether all ranks take part in the step. what:
-// "payloads" are encoded gradients or pieces of them, and residuals move on; "numbers" are
-// pieces as they are, for owners on this host; "inner" are pieces that the codec within a host
-// encodes. sizes: the bytes for each owner. encoded: whether the message is one of these; if not,
-// because a rank has joined or a gradient warms up, it holds the gradients as float32 numbers.
-// ranks: the number that gather the message. length: the bytes of the payloads, where all ranks
-// rely on it because they add messages up; else -1.
+// submitted: the first member's token. everybody: whether all ranks take part in the step. sizes:
+// the bytes for each owner. encoded: whether the message has payloads of gradients or of pieces of
+// them, and residuals moved on; if not, because a rank has joined or a gradient warms up, it holds
+// the gradients as float32 numbers. ranks: the number that gather the message. length: the bytes of
+// the payloads, where all ranks rely on it because they add messages up; else -1.
 //
 // It does not fail, because the other ranks wait for a message: they get zeros in place of
-// gradients that could not be encoded, or no numbers, and the results fail.
+// gradients that could not be encoded, and the results fail.
 REGISTER_OP("HvdcEncode")
     .Input("submitted: float")
     .Input("everybody: bool")
@@ -32,7 +30,6 @@ REGISTER_OP("HvdcEncode")
     .Output("sizes: int32")
     .Output("encoded: bool")
     .Attr("bucket: int")
-    .Attr("what: {'payloads', 'numbers', 'inner'}")
     .Attr("warmup: int")
     .Attr("ranks: int")
     .Attr("length: int")
@@ -48,7 +45,6 @@ class EncodeOp : public AsyncOpKernel {
  public:
   explicit EncodeOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("bucket", &bucket_));
-    OP_REQUIRES_OK(context, context->GetAttr("what", &what_));
     OP_REQUIRES_OK(context, context->GetAttr("warmup", &warmup_));
     OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
     OP_REQUIRES_OK(context, context->GetAttr("length", &length_));
@@ -81,12 +77,11 @@ class EncodeOp : public AsyncOpKernel {
     Tensor *message, *sizes, *flag;
     TF_RETURN_IF_ERROR(context->allocate_output(2, {}, &flag));
     flag->scalar<bool>()() = encoded;
-    const std::vector<Bucket::Block>& blocks = Blocks(*bucket);
-    const auto owners = static_cast<int64_t>(blocks.size());
+    const auto owners = static_cast<int64_t>(bucket->blocks.size());
     TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({owners}), &sizes));
     auto bytes = sizes->flat<int32_t>();
     for (int64_t i = 0; i < owners; ++i) {
-      bytes(i) = static_cast<int32_t>(blocks[i].size);
+      bytes(i) = static_cast<int32_t>(bucket->blocks[i].size);
     }
     const auto kernels = KernelsFor(context, ledger, *bucket->members[0].coder);
     if (!kernels.ok()) {
@@ -97,8 +92,6 @@ class EncodeOp : public AsyncOpKernel {
     const auto started = std::chrono::steady_clock::now();
     if (!encoded) {
       TF_RETURN_IF_ERROR(Widen(context, kernels->get(), *bucket, &message));
-    } else if (what_ == "numbers") {
-      TF_RETURN_IF_ERROR(Numbers(context, ledger, *bucket, &message, sizes));
     } else {
       TF_RETURN_IF_ERROR(Payloads(context, ledger, *kernels, bucket, &message));
     }
@@ -125,13 +118,9 @@ class EncodeOp : public AsyncOpKernel {
     return count;
   }
 
-  const std::vector<Bucket::Block>& Blocks(const Bucket& bucket) const {
-    return what_ == "inner" ? bucket.inner_blocks : bucket.blocks;
-  }
-
   // The bytes of all payloads.
-  int64_t Size(const Bucket& bucket) const {
-    return Blocks(bucket).back().begin + Blocks(bucket).back().size;
+  static int64_t Size(const Bucket& bucket) {
+    return bucket.blocks.back().begin + bucket.blocks.back().size;
   }
 
   static absl::Status Widen(OpKernelContext* context, Kernels* kernels, const Bucket& bucket,
@@ -151,14 +140,13 @@ class EncodeOp : public AsyncOpKernel {
                         const std::shared_ptr<Kernels>& kernels, Bucket* bucket,
                         Tensor** message) const {
     const int64_t size = Size(*bucket);
-    const auto pieces = what_ == "inner" ? &Member::inner : &Member::pieces;
     const Member& first = bucket->members[0];
-    if ((first.*pieces)[0].bytes < 0 || size * ranks_ >= int64_t{1} << 31) {
+    if (first.pieces[0].bytes < 0 || size * ranks_ >= int64_t{1} << 31) {
       // Tracing checks this where it knows the shape.
       ledger->Fail(absl::StrCat(first.coder->label(), ", shape ",
                                 first.gradient.shape().DebugString(),
                                 ": expected fewer than 2^31 bytes in one gather, got ", ranks_,
-                                " ranks times ", (first.*pieces)[0].bytes));
+                                " ranks times ", first.pieces[0].bytes));
       return context->allocate_output(0, TensorShape({0}), message);
     }
     if (length_ >= 0 && size != length_) {
@@ -177,12 +165,12 @@ class EncodeOp : public AsyncOpKernel {
       absl::Status status = coder.CheckTraced(member.gradient);
       if (status.ok()) {
         status =
-            coder.Encode(context, kernels.get(), member.*pieces, coder.streams(), member.number,
+            coder.Encode(context, kernels.get(), member.pieces, coder.streams(), member.number,
                          member.step, member.gradient, *message, member.residual.get(), &before);
       }
       if (!status.ok()) {
         ledger->Fail(std::string(status.message()));
-        for (const Piece& piece : member.*pieces) {
+        for (const Piece& piece : member.pieces) {
           uint8_t* const to = (*message)->flat<uint8_t>().data() + piece.offset;
           TF_RETURN_IF_ERROR(kernels->Zero(to, piece.bytes));
         }
@@ -193,45 +181,11 @@ class EncodeOp : public AsyncOpKernel {
         ledger->Encoded({std::move(member.residual), std::move(before), kernels});
       }
     }
-    if (what_ == "payloads" && bucket->blocks.size() == 1)
-      ledger->Count(kGatheredBytes, static_cast<double>(size));
-    return absl::OkStatus();
-  }
-
-  static absl::Status Numbers(OpKernelContext* context, Ledger* ledger, const Bucket& bucket,
-                              Tensor** message, Tensor* sizes) {
-    int64_t size = 0;
-    for (const Member& member : bucket.members) {
-      const absl::Status status = member.coder->CheckTraced(member.gradient);
-      if (!status.ok()) {
-        ledger->Fail(std::string(status.message()));
-        sizes->flat<int32_t>().setZero();
-        return context->allocate_output(0, TensorShape({0}), message);
-      }
-      size += static_cast<int64_t>(member.gradient.TotalBytes());
-    }
-    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({size}), message));
-    uint8_t* to = (*message)->flat<uint8_t>().data();
-    for (size_t i = 0; i < bucket.blocks.size(); ++i) {
-      const uint8_t* const begin = to;
-      for (const Member& member : bucket.members) {
-        const Piece& piece = member.pieces[i];
-        const int64_t width = DataTypeSize(member.gradient.dtype());
-        const auto* from = static_cast<const uint8_t*>(member.gradient.data());
-        std::copy_n(from + piece.begin * width, piece.length * width, to);
-        to += piece.length * width;
-      }
-      sizes->flat<int32_t>()(i) = static_cast<int32_t>(to - begin);
-    }
-    for (const Member& member : bucket.members) {
-      const Piece& own = member.pieces[member.coder->own()];
-      ledger->Count(kElements, static_cast<double>(own.length));
-    }
+    if (bucket->blocks.size() == 1) ledger->Count(kGatheredBytes, static_cast<double>(size));
     return absl::OkStatus();
   }
 
   int64_t bucket_, warmup_, ranks_, length_;
-  std::string what_;
 };
 HVDC_REGISTER("HvdcEncode", EncodeOp,
               .HostMemory("submitted")

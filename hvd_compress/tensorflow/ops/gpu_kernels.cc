@@ -65,7 +65,7 @@ std::string GpuKernels::TakeError() {
   if (status == HVDC_OK) return "";
   const uint64_t tag = met->tag;
   const auto call = calls_.find(tag);
-  const Senders unknown{"a gradient", 0, 1, false, 0};
+  const Senders unknown{"a gradient", 0, false, 0};
   const absl::Status told =
       BadPayload(call == calls_.end() ? unknown : call->second, status, met->payload);
   met->status = HVDC_OK;
@@ -141,7 +141,7 @@ absl::Status GpuKernels::Pass(uint32_t codec, const char* what, const void* numb
   TF_RETURN_IF_ERROR(Encode(spec, {}, numbers, from, nullptr, payload.data(), bytes));
   mutex_lock lock(mutex_);
   const auto* const first = static_cast<const uint8_t*>(payload.data());
-  return Sum({spec, 0, first, bytes, bytes, 1}, {what, 0, 1, false, 0}, scale, out, to, flagged);
+  return Sum({spec, 0, first, bytes, bytes, 1}, {what, 0, false, 0}, scale, out, to, flagged);
 }
 
 absl::Status GpuKernels::Prepare(const hvdc_spec& spec, hvdc_cuda_queue* queue) {

@@ -36,8 +36,8 @@ int DtypeOf(tensorflow::DataType type) {
 }
 
 absl::Status BadPayload(const Senders& senders, int status, int copy) {
-  const std::string whose = absl::StrCat("rank ", copy * senders.pieces + senders.piece,
-                                         senders.owners ? "'s average" : "'s payload");
+  const std::string whose =
+      absl::StrCat("rank ", senders.first + copy, senders.owners ? "'s average" : "'s payload");
   switch (status) {
     case HVDC_BAD_HEADER:
       return DataLoss(senders.label, ": expected ", whose,

@@ -34,12 +34,11 @@ struct Payloads {
 };
 
 // The senders of the payloads that one call decodes, for its errors: payloads of one piece of a
-// gradient. Pieces have senders in the order of ranks, over and over: with two copies of three
-// pieces, rank 4 sent the second copy of the second piece.
+// gradient, in the order of ranks.
 struct Senders {
   std::string label;  // the gradient's name
-  size_t piece, pieces;
-  bool owners;  // whether they sent averages
+  size_t first;       // the rank that sent the first payload
+  bool owners;        // whether they sent averages
   int64_t step;
 };
 

@@ -30,7 +30,6 @@ REGISTER_OP("HvdcSubmit")
     .Attr("member: int")
     .Attr("label: string")
     .Attr("spec: string")
-    .Attr("inner: string")
     .Attr("seed: int")
     .Attr("threads: int")
     .Attr("alpha: float")
@@ -65,7 +64,6 @@ class SubmitOp : public OpKernel {
     member.coder = coder_;
     member.gradient = context->input(0);
     member.pieces = coder_->Pieces(member.gradient.shape(), member.number);
-    member.inner = coder_->InnerPieces(member.pieces);
     found->ledger->Count(kUncompressedBytes, static_cast<double>(member.gradient.TotalBytes()));
     context->set_output(0, context->input(1));
     found->bucket->Submit(member_, std::move(member));
