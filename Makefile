@@ -41,8 +41,8 @@ done = @rm -f $(STAMPS)/$(1)-* && touch $@
 VENV_READY := $(STAMPS)/venv
 WITH_TORCH := $(call stamp,torch,constraints.txt)
 TENSORFLOW := $(call stamp,tensorflow,constraints.txt)
-HOROVOD_FOR_TORCH := $(call stamp,horovod-torch,constraints.txt scripts/horovod_wheel.py)
-HOROVOD_FOR_BOTH := $(call stamp,horovod-both,constraints.txt scripts/horovod_wheel.py)
+HOROVOD_FOR_TORCH := $(call stamp,horovod-torch,constraints.txt hvd_compress/horovod_wheel.py)
+HOROVOD_FOR_BOTH := $(call stamp,horovod-both,constraints.txt hvd_compress/horovod_wheel.py)
 PACKAGE := $(call stamp,package,constraints.txt setup.cfg setup.py pyproject.toml)
 NATIVE := $(call stamp,native,$(NATIVE_SOURCES) <(echo '$(CMAKE_ARGS) $(HVDC_CUDA)'))
 OPERATIONS := $(call stamp,operations,constraints.txt $(NATIVE_SOURCES) $(OPERATIONS_SOURCES))
@@ -104,7 +104,7 @@ $(TENSORFLOW): | $(VENV_READY)
 BOTH := torch,tensorflow
 HOROVOD_TIME := some minutes; later installs take it from a cache
 # A wheel of the same version but another build would count as installed, hence the uninstall.
-INSTALL_HOROVOD = bash -euo pipefail -c 'wheel=$$($(PY) scripts/horovod_wheel.py --frameworks $(1)); \
+INSTALL_HOROVOD = bash -euo pipefail -c 'wheel=$$($(PY) -m hvd_compress.horovod_wheel --frameworks $(1)); \
   $(PIP) uninstall --quiet --yes horovod; $(INSTALL) "$$wheel"'
 
 $(HOROVOD_FOR_TORCH): $(WITH_TORCH)

@@ -15,7 +15,7 @@ _TENSORFLOW = (
     "TensorFlow: pip install tensorflow-cpu, or tensorflow on a machine with a GPU",
 )
 _KERAS = ("keras", "Keras 3: pip install keras")
-_HOROVOD = "Horovod 0.28.1; scripts/horovod_wheel.py in the sources of hvd_compress builds it"
+_HOROVOD = "Horovod 0.28.1; python -m hvd_compress.horovod_wheel builds it"
 
 _NEEDS = {
     "hvd_compress.distributed": (_TORCH,),

@@ -9,7 +9,7 @@ the wheels in WHEELS, which are installed in the checkout's build folder, not in
 another Python are left out. A table lists first what was found. NCCL refuses two ranks on one GPU, so the
 runs with two ranks use a second Horovod, built for CUDA without HOROVOD_GPU_OPERATIONS, from
 WHEELS/staged. If WHEELS holds Horovod's source (horovod-0.28.1.tar.gz) instead, both are built from it by
-scripts/horovod_wheel.py.
+python -m hvd_compress.horovod_wheel.
 
 The part for TensorFlow needs a TensorFlow for CUDA in PYTHON, and a Horovod built with it, in PYTHON or
 from WHEELS: the Horovod built by this script is for torch.
@@ -264,7 +264,7 @@ def installations(wheels: Path, capability: str) -> tuple[list[Part], list[Part]
             installed.append(Part(f"wheels for {site.name}", ("bash", "-c", command)))
     for sdist in sorted(wheels.glob("horovod-*.tar.gz")):
         for mode, site in (("nccl", SITE), ("staged", STAGED)):
-            script = f"{shlex.quote(sys.executable)} scripts/horovod_wheel.py --gpu {mode}"
+            script = f"{shlex.quote(sys.executable)} -m hvd_compress.horovod_wheel --gpu {mode}"
             source = shlex.quote(str(sdist.absolute()))
             build = f"{script} --capabilities {capability} --sdist {source}"
             install = f'{pip} --upgrade --target {shlex.quote(str(site))} "$wheel"'

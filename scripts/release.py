@@ -174,8 +174,8 @@ def try_out(wheel: Path, interpreter: str, version: str, with_horovod: bool) -> 
     shown.append(f"DDP: {loss(printed)}")
     if with_horovod:
         run(log, python, *INSTALL, "setuptools")
-        ours = (python, ROOT / "scripts" / "horovod_wheel.py", "--frameworks", "torch")
-        built = run(log, *ours).strip().split("\n")[-1]
+        ours = (python, "-m", "hvd_compress.horovod_wheel")
+        built = run(log, *ours, folder=elsewhere).strip().split("\n")[-1]
         run(log, python, *INSTALL, built)
         horovodrun = (python, "-m", "horovod.runner.launch", "--gloo", "-np", "2", python)
         printed = run(log, *horovodrun, examples / "torch_quickstart.py", folder=elsewhere)

@@ -248,6 +248,7 @@ def test_exchanges_know_no_codec_by_name() -> None:
         "hvd_compress.ranks.token",
         "hvd_compress.exchanges.two_shot",
         "hvd_compress.command_line",
+        "hvd_compress.horovod_wheel",
         "hvd_compress.planner.explain",
     ),
 )

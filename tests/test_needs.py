@@ -71,7 +71,20 @@ def test_a_module_of_a_frontend_says_so_too(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ("hvd_compress", "hvd_compress.codecs", "hvd_compress.command_line")
+    "module",
+    (
+        "hvd_compress",
+        "hvd_compress.codecs",
+        "hvd_compress.command_line",
+        "hvd_compress.horovod_wheel",
+    ),
 )
 def test_what_numpy_is_enough_for(module: str, site: Path) -> None:
     assert _import(module, site) == "imported"
+
+
+def test_a_build_of_horovod_says_that_it_needs_setuptools(site: Path) -> None:
+    """A new virtual environment of Python 3.12 has none."""
+    line = _import("hvd_compress.horovod_wheel as wheel; wheel.require_setuptools()", site)
+    assert line.startswith("horovod: setuptools must be installed in ")
+    assert line.endswith(": pip install 'setuptools<80'")

@@ -59,7 +59,7 @@ def test_the_sdist_has_what_it_promises(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= {"LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "README.md"}
-    assert names >= {"constraints.txt", "scripts/horovod_wheel.py"}
+    assert names >= {"constraints.txt", "hvd_compress/horovod_wheel.py"}
     assert not [name for name in names if re.search(r"\.(so|o|pyc)$", name)]
 
 

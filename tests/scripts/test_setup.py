@@ -29,11 +29,13 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         names = ("constraints.txt", "setup.cfg", "setup.py", "pyproject.toml", "CMakeLists.txt")
-        for name in ("Makefile", "hvd_compress", *names):
+        for name in ("Makefile", *names):
             (folder / name).symlink_to(ROOT / name)
-        (folder / "scripts").mkdir()
-        self.script = folder / "scripts" / "horovod_wheel.py"
-        self.script.write_text("1")
+        for name in ("csrc", "tensorflow"):
+            (folder / "hvd_compress").mkdir(exist_ok=True)
+            (folder / "hvd_compress" / name).symlink_to(ROOT / "hvd_compress" / name)
+        self.recipe = folder / "hvd_compress" / "horovod_wheel.py"
+        self.recipe.write_text("1")
         self.python = folder / "python"
         self.python.write_text(PYTHON)
         self.python.chmod(0o755)
@@ -80,10 +82,10 @@ def test_all_at_once_builds_one_horovod(checkout: Checkout) -> None:
 
 def test_another_recipe_builds_horovod_anew(checkout: Checkout) -> None:
     checkout.make("test")
-    checkout.script.write_text("2")
+    checkout.recipe.write_text("2")
     assert checkout.make("train") == ["horovod"]
     assert checkout.make("test") == ["horovod"], "the last one was for torch alone"
-    checkout.script.write_text("1")
+    checkout.recipe.write_text("1")
     assert checkout.make("test") == ["horovod"], "a stamp of the past does not count"
 
 

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.loading import load
-
-script = load("horovod_wheel")
+from hvd_compress import horovod_wheel
 
 EXCERPT = """\
 execute_process(COMMAND ${PY_EXE} -c "import torch; from torch.utils.cpp_extension import CUDA_HOME; print(True if ((torch.version.cuda is not None) and (CUDA_HOME is not None)) else False)"
@@ -49,36 +47,36 @@ def _found_cuda(find_pytorch: Path, site: Path) -> str:
 
 
 def test_a_build_for_cpus_finds_no_cuda_in_torch(torch_for_cuda: Path, tmp_path: Path) -> None:
-    (edit,) = (e for e in script.edits_for(["torch"], None) if "FindPytorch" in e.file)
+    (edit,) = (e for e in horovod_wheel.edits_for(["torch"], None) if "FindPytorch" in e.file)
     file = tmp_path / edit.file
     file.parent.mkdir(parents=True)
     file.write_text(EXCERPT)
     assert _found_cuda(file, torch_for_cuda) == "TRUE"
-    script.apply_edits(tmp_path, [edit])
+    horovod_wheel.apply_edits(tmp_path, [edit])
     assert _found_cuda(file, torch_for_cuda) == "FALSE"
 
 
 def test_a_build_for_gpus_asks_torch() -> None:
-    edits = script.edits_for(["torch"], script.Gpu("nccl", "90"))
+    edits = horovod_wheel.edits_for(["torch"], horovod_wheel.Gpu("nccl", "90"))
     assert not any("FindPytorch" in edit.file for edit in edits)
 
 
 def test_every_edit_finds_its_place() -> None:
-    archive = script.default_cache() / "horovod" / f"horovod-{script.VERSION}.tar.gz"
+    archive = horovod_wheel.default_cache() / "horovod" / f"horovod-{horovod_wheel.VERSION}.tar.gz"
     if not archive.exists():
         pytest.skip("Horovod's source is not in the cache; building its wheel puts it there")
-    edits = [*script.EDITS, *script.CPU_EDITS, *script.CUDA_EDITS]
+    edits = [*horovod_wheel.EDITS, *horovod_wheel.CPU_EDITS, *horovod_wheel.CUDA_EDITS]
     with tarfile.open(archive) as tar:
         for edit in edits:
-            member = tar.extractfile(f"horovod-{script.VERSION}/{edit.file}")
+            member = tar.extractfile(f"horovod-{horovod_wheel.VERSION}/{edit.file}")
             assert member and member.read().decode().count(edit.old) == 1, edit.file
 
 
 def test_an_edit_that_finds_no_place_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "setup.py").touch()
-    edit = script.Edit("setup.py", "old", "new")
+    edit = horovod_wheel.Edit("setup.py", "old", "new")
     with pytest.raises(SystemExit, match=r"expected 'old' once in setup.py, got 0"):
-        script.apply_edits(tmp_path, [edit])
+        horovod_wheel.apply_edits(tmp_path, [edit])
 
 
 def test_the_callers_environment_does_not_turn_it_into_a_build_for_gpus(
@@ -88,10 +86,10 @@ def test_the_callers_environment_does_not_turn_it_into_a_build_for_gpus(
     monkeypatch.setenv("HOROVOD_WITH_NVTX", "1")
     monkeypatch.setenv("MAKEFLAGS", "-j --jobserver-auth=3,4")
     monkeypatch.setenv("PIP_CERT", "kept")
-    built = script.build_environment(script.build_variables(["torch"], None))
+    built = horovod_wheel.build_environment(horovod_wheel.build_variables(["torch"], None))
     settings = {key: value for key, value in built.items() if key.startswith("HOROVOD_")}
     assert settings == {
-        "HOROVOD_CMAKE": script.cmake(),
+        "HOROVOD_CMAKE": horovod_wheel.cmake(),
         "HOROVOD_WITHOUT_MPI": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITHOUT_NVTX": "1",
@@ -104,12 +102,12 @@ def test_the_callers_environment_does_not_turn_it_into_a_build_for_gpus(
 
 
 def test_a_build_for_mpi_is_another_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "installed_version", lambda name: "1.0")
-    monkeypatch.setattr(script, "mpi_version", lambda: "mpirun (Open MPI) 4.1.4")
-    plain, mpi = (script.build_variables(["torch"], None, mpi) for mpi in (False, True))
+    monkeypatch.setattr(horovod_wheel, "installed_version", lambda name: "1.0")
+    monkeypatch.setattr(horovod_wheel, "mpi_version", lambda: "mpirun (Open MPI) 4.1.4")
+    plain, mpi = (horovod_wheel.build_variables(["torch"], None, mpi) for mpi in (False, True))
     assert plain.keys() - mpi.keys() == {"HOROVOD_WITHOUT_MPI"}
     assert mpi.keys() - plain.keys() == {"HOROVOD_WITH_MPI"}
-    made = [script.ingredients(["torch"], variables, None) for variables in (plain, mpi)]
+    made = [horovod_wheel.ingredients(["torch"], variables, None) for variables in (plain, mpi)]
     assert made[0]["edits"] != made[1]["edits"]
     assert ("mpi" in made[0], "mpi" in made[1]) == (False, True)
 
@@ -117,12 +115,15 @@ def test_a_build_for_mpi_is_another_wheel(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_build_for_mpi_needs_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="--mpi needs mpicxx and mpirun on the PATH"):
-        script.mpi_version()
+        horovod_wheel.mpi_version()
 
 
 def test_another_choice_of_frameworks_is_another_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "installed_version", lambda name: "1.0")
+    monkeypatch.setattr(horovod_wheel, "installed_version", lambda name: "1.0")
     both = ["tensorflow", "torch"]
-    made = [script.ingredients(f, script.build_variables(f, None), None) for f in (["torch"], both)]
+    made = [
+        horovod_wheel.ingredients(f, horovod_wheel.build_variables(f, None), None)
+        for f in (["torch"], both)
+    ]
     assert made[0]["edits"] != made[1]["edits"]
     assert "tensorflow" not in made[0]

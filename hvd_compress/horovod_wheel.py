@@ -1,11 +1,11 @@
-#!/usr/bin/env python3
-"""Build Horovod against the installed frameworks, and print the wheel's path.
+"""Builds Horovod against the installed frameworks, and prints the wheel's path.
 
 Horovod's newest release predates today's compilers and frameworks, and is published as source
-only. This script downloads the source, makes the edits listed below, most of them to its build
-files, and keeps the wheel in a cache. Run it with the Python that has the frameworks:
+only. This module downloads the source, makes the edits listed below, most of them to its build
+files, and keeps the wheel in a cache. Run it with the Python that has the frameworks, where pip,
+setuptools below 80, cmake and a C++ compiler are installed::
 
-    .venv/bin/python -m pip install "$(.venv/bin/python scripts/horovod_wheel.py)"
+    python -m pip install "$(python -m hvd_compress.horovod_wheel)"
 
 By default, the wheel is for CPUs, whether or not the machine has a CUDA toolkit and torch can use CUDA,
 as PyPI's torch for Linux can.
@@ -16,8 +16,10 @@ nvcc on the PATH). --sdist takes the source from a file, for a machine without a
 
 With --mpi, the wheel runs under MPI as well as under Gloo, and needs the MPI that it was built with.
 
-Progress goes to stderr, and the build's log into the cache. The script needs only the standard library.
+Progress goes to stderr, and the build's log into the cache.
 """
+
+from __future__ import annotations
 
 import argparse
 import contextlib
@@ -25,6 +27,7 @@ import dataclasses
 import fcntl
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -242,6 +245,14 @@ def cmake() -> str:
     if path is None:
         raise SystemExit("horovod: cmake is not on the PATH")
     return path
+
+
+def require_setuptools() -> None:
+    """Exits unless setuptools is installed: Horovod's setup.py needs it, and pip is to download nothing."""
+    if importlib.util.find_spec("setuptools") is None:
+        raise SystemExit(
+            f"horovod: setuptools must be installed in {sys.prefix} first: pip install 'setuptools<80'"
+        )
 
 
 def first_line(*command: str) -> str:
@@ -497,6 +508,7 @@ def build(
     gpu: Gpu | None,
     sdist: Path | None,
 ) -> Path:
+    require_setuptools()
     start = time.monotonic()
     say(f"building {VERSION} for {' and '.join(frameworks)}; this takes several minutes")
     log = folder.with_name(f"{folder.name}.log")
@@ -534,7 +546,8 @@ def default_cache() -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Build Horovod against the installed frameworks and print the wheel's path."
+        prog="python -m hvd_compress.horovod_wheel",
+        description="Build Horovod against the installed frameworks and print the wheel's path.",
     )
     parser.add_argument(
         "--frameworks",
