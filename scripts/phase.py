@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Run one command of the set-up and report it on a single line.
+"""Run one command of the set-up or of a release, and report it on a single line.
 
     python scripts/phase.py LOG TEXT COMMAND [ARGUMENT ...]
 
-The line shows TEXT and the seconds since the start. The command's output goes into the file LOG, whose
-end is shown if the command fails; the exit status is the command's.
+The line shows TEXT and the seconds since the start. If stderr is no terminal and the command takes long,
+further lines show the seconds and the last line of its output. The output goes into the file LOG, whose end
+is shown if the command fails; the exit status is the command's.
 
 The script needs only the standard library of any Python 3: it runs before there is an environment.
 """
@@ -18,6 +19,17 @@ from pathlib import Path
 
 SHOWN = 200
 """The number of lines of the log that are printed after a failure."""
+
+HEARTBEAT_S = 30
+"""The seconds between two lines about a command that still runs."""
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that has visible text, cut to 100 characters."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 10_000))
+        lines = file.read().decode(errors="replace").splitlines()
+    return next((line.strip()[:100] for line in reversed(lines) if line.strip()), "")
 
 
 def main(log: Path, text: str, command: list[str]) -> int:
@@ -33,16 +45,20 @@ def main(log: Path, text: str, command: list[str]) -> int:
         # make also stops the command itself, whose exit status is to be returned.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
-        status = None
+        lead, told, status = " ", start, None
         while status is None:
             try:
                 status = process.wait(timeout=1)
             except subprocess.TimeoutExpired:
+                now = time.monotonic()
                 if sys.stderr.isatty():
-                    seconds = time.monotonic() - start
-                    print(f"\r{text} ... {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+                    lead = f"\r{text} ... "
+                    print(f"{lead}{now - start:.0f} s", end="", file=sys.stderr, flush=True)
+                elif now - told >= HEARTBEAT_S:
+                    lead, told = f"\n{text} ... ", now
+                    said = f"\n  {now - start:.0f} s: {last_line(log)}"
+                    print(said, end="", file=sys.stderr, flush=True)
     took = f"{time.monotonic() - start:.0f} s"
-    lead = f"\r{text} ... " if sys.stderr.isatty() else " "
     if status == 0:
         print(f"{lead}{took}", file=sys.stderr)
         return 0

