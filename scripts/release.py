@@ -96,8 +96,8 @@ def environment(name: str, interpreter: str) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
-def copy_sources(folder: Path) -> Path:
-    """Copies the checkout without the files that git ignores, which would get into the sdist."""
+def sources() -> list[str]:
+    """The files of the checkout that git does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -105,10 +105,14 @@ def copy_sources(folder: Path) -> Path:
         capture_output=True,
         text=True,
     )
-    for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+    return [name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
+
+
+def copy_sources(folder: Path) -> Path:
+    """Copies the checkout without the files that git ignores, which would get into the sdist."""
+    for name in sources():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name)
     return folder
 
 
