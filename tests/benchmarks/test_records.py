@@ -28,6 +28,7 @@ LATER = {"faults"}
 
 MEANS = {
     "hvd_compress/codec-cuda/2": "medians over the turns; the numbers that are encoded have a fixed seed",
+    "hvd_compress/support/1": "each test ran once; the record counts their outcomes",
     "hvd_compress/gpu-check/2": "each part ran once; times are the least of the repetitions",
     "hvd_compress/codec/1": "medians over the turns; the numbers that are encoded have a fixed seed",
     "hvd_compress/frontends/1": "medians over the turns, and deciles",
