@@ -10,9 +10,9 @@ import horovod.tensorflow as hvd
 import keras
 import numpy as np
 
+import hvd_compress.tensorflow
 from hvd_compress.codecs.checks import check_number
 from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.tensorflow import Compressor
 from hvd_compress.tensorflow.collectives import broadcast_variables, tell
 
 
@@ -178,7 +178,7 @@ class CompressionMetrics(keras.callbacks.Callback):
         compressor: the compressor of ``DistributedOptimizer(compression=compressor)``.
     """
 
-    def __init__(self, compressor: Compressor) -> None:
+    def __init__(self, compressor: hvd_compress.tensorflow.Compressor) -> None:
         super().__init__()
         self._compressor = compressor
 
