@@ -288,7 +288,8 @@ class Compressor(RebindingCompressor):
         own = self._norm_on(norms.ranks.device).view(1)
 
         def keep(error: Exception | None) -> None:
-            if error is None:
+            # A group has several threads, which may finish an earlier gathering last.
+            if error is None and share > norms.arrived:
                 norms.arrived, norms.values = share, rows.view(-1)
 
         # If a rank is lost, the next exchange reports it.

@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -290,6 +291,26 @@ def test_a_norm_is_of_the_last_exchange_or_said_to_be_older() -> None:
     if dist.get_rank() == 0:
         compressor.share_norms()  # The other rank is lost, and shares none.
         assert known.of([1]) == f"{norms[1].item():.6g} before the last exchange"
+
+
+@on_ranks(2, launcher="torchrun")
+def test_norms_that_arrive_in_another_order() -> None:
+    """Threads of a group may finish the gathering of a later exchange first."""
+    model = Probe(member.SHAPES)
+    compressor = hvdc.Compressor(OneBit(), threshold=0)
+    diloco = DiLoCo(model, compressor, sync_every=2)
+    _train(diloco, model, range(2))
+    member.wait_for_norms(compressor)
+    known, calls = compressor._norms, []
+    assert known is not None
+    with mock.patch.object(known.ranks, "when_over", lambda work, over: calls.append((work, over))):
+        _train(diloco, model, range(2, 6))
+    assert len(calls) == 2
+    for work, over in reversed(calls):
+        work.wait()
+        over(None)
+    assert known.complete
+    assert known.values[dist.get_rank()] == pytest.approx(compressor.residual_norm(), rel=1e-6)
 
 
 @on_ranks(2, launcher="torchrun")
