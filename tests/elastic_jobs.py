@@ -43,7 +43,7 @@ class _Job(ElasticJob):
         return [(*map(int, one[:4]), float(one[4]), float(one[5])) for one in found]
 
     def until(self, met: Callable[[], bool]) -> None:
-        printed, limit = "", 0.0
+        printed, limit = "", time.monotonic() + TIMEOUT
         while not met():
             if self.survivor is not None and not Path(f"/proc/{self.survivor}").exists():
                 raise _SurvivorLostError(self.printed)
