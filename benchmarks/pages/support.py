@@ -22,7 +22,8 @@ def matrix() -> Table:
     rows += [
         [frontend, *(_cell(one["tests"].get(frontend)) for one in found)] for frontend in FRONTENDS
     ]
-    return Table(("", *(f"PyTorch {one['versions']['torch']}" for one in found)), rows)
+    header = ("PyTorch " + ".".join(map(str, _torch(one))) for one in found)
+    return Table(("", *header), rows)
 
 
 def _torch(found: dict[str, Any]) -> list[int]:
