@@ -223,10 +223,12 @@ DISTRIBUTIONS = {"torch": ("torch",), "tensorflow": ("tensorflow", "tensorflow-c
 
 
 def say(text: str) -> None:
+    """Prints a line of progress to stderr; stdout has the path of the wheel alone."""
     print(f"horovod: {text}", file=sys.stderr, flush=True)
 
 
 def installed_version(framework: str) -> str:
+    """Returns the version of an installed framework; exits if it is not installed."""
     for name in DISTRIBUTIONS[framework]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
@@ -234,6 +236,7 @@ def installed_version(framework: str) -> str:
 
 
 def compiler() -> list[str]:
+    """Returns the command of the C++ compiler, ``CXX`` or c++; exits if it is not there."""
     command = shlex.split(os.environ.get("CXX", "c++"))
     if shutil.which(command[0]) is None:
         raise SystemExit(f"horovod: no C++ compiler: {command[0]} is not on the PATH")
@@ -241,6 +244,7 @@ def compiler() -> list[str]:
 
 
 def cmake() -> str:
+    """Returns the path of cmake; exits if it is not there."""
     path = shutil.which("cmake")
     if path is None:
         raise SystemExit("horovod: cmake is not on the PATH")
@@ -256,6 +260,7 @@ def require_setuptools() -> None:
 
 
 def first_line(*command: str) -> str:
+    """Returns the first line that a command prints."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n")[0]
 
 
@@ -356,6 +361,7 @@ def build_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def edits_for(frameworks: list[str], gpu: Gpu | None) -> list[Edit]:
+    """Returns the edits of Horovod's source that these frameworks and this GPU need."""
     edits = EDITS + (CUDA_EDITS if gpu else CPU_EDITS)
     return [edit for edit in edits if edit.framework is None or edit.framework in frameworks]
 
@@ -390,12 +396,14 @@ def gpu_ingredients(mode: str) -> dict[str, str]:
 
 
 def mpi_version() -> str:
+    """Returns the version of the installed MPI; exits without one."""
     if shutil.which("mpicxx") is None or shutil.which("mpirun") is None:
         raise SystemExit("horovod: --mpi needs mpicxx and mpirun on the PATH, such as Open MPI's")
     return first_line("mpirun", "--version")
 
 
 def apply_edits(source: Path, edits: Iterable[Edit]) -> None:
+    """Replaces the text of each edit, which must stand in its file exactly once."""
     for edit in edits:
         path = source / edit.file
         text = path.read_text()
@@ -440,6 +448,7 @@ def progress(log: Path) -> str:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
+    """Unpacks Horovod's sdist into a folder, after a check of its SHA-256; returns the source's folder."""
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     if digest != SDIST_SHA256:
         raise SystemExit(f"horovod: expected an sdist of SHA-256 {SDIST_SHA256}, got {digest}")
@@ -479,6 +488,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def find_wheel(folder: Path) -> Path | None:
+    """Returns the wheel in a folder, or None."""
     return next(folder.glob("horovod-*.whl"), None)
 
 
@@ -508,6 +518,7 @@ def build(
     gpu: Gpu | None,
     sdist: Path | None,
 ) -> Path:
+    """Builds the wheel from edited source, with its parts in a file beside it; returns its path."""
     require_setuptools()
     start = time.monotonic()
     say(f"building {VERSION} for {' and '.join(frameworks)}; this takes several minutes")
@@ -540,6 +551,7 @@ def build(
 
 
 def default_cache() -> Path:
+    """Returns the cache of this package, ``HVD_COMPRESS_CACHE`` or a folder of the user."""
     named = os.environ.get("HVD_COMPRESS_CACHE")
     return Path(named) if named else Path.home() / ".cache" / "hvd_compress"
 

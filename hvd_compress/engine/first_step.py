@@ -36,9 +36,8 @@ class FirstStep:
 
 def _described(slots: Iterable[Slot], before: Counters, after: Counters) -> str:
     """The routes of gradients, and the bytes of the messages between two states of the counters."""
-    trained = [slot for slot in slots if not slot.frozen]
     gradients, elements = Counter[str](), Counter[str]()
-    for slot in trained:
+    for slot in (one for one in slots if not one.frozen):
         gradients[str(slot.route)] += 1
         elements[str(slot.route)] += slot.count
     routes = ", ".join(

@@ -28,11 +28,11 @@ class LevelBatch:
         self._codecs = [one.codec for one in members if isinstance(one.codec, LevelCodec)]
         self._bits = [integer_sum.bits_of(codec, size) for codec in self._codecs]
         pairs = list(zip(members, self._codecs, self._bits, strict=True))
-        # Of each gradient in the messages; flags follow the norms, and two more words the levels.
+        # The ends of gradients in the messages; flags follow the norms, and two more words the levels.
         self._norm_ends = np.cumsum([codec.layout(one.shape).scales for one, codec, _ in pairs])
         self._word_ends = np.cumsum([codec.level_words(m.shape, bits) for m, codec, bits in pairs])
         self._own = self._norms = np.empty(0, np.float32)
-        # Of each gradient: g and h in float32, and g + alpha h, which is encoded.
+        # Three arrays a gradient: g and h in float32, and g + alpha h, which is encoded.
         self._inputs: list[tuple[np.ndarray, np.ndarray | None, np.ndarray]] = []
         self._after: Sequence[torch.Tensor | None] = ()
 

@@ -76,7 +76,7 @@ def test_a_rank_that_does_not_come() -> None:
 
 @on_ranks(2, launcher="torchrun", alone=True)
 def test_a_rank_that_goes_on_to_the_next_step() -> None:
-    """It waits there for the rank that waits for it. Both end, and nobody trains with a wrong codec."""
+    """Both ranks raise an error after the timeout; neither trains with another codec than the other."""
     ddp, compressor = _job()
     with timeout(ddp.process_group, 3):
         if dist.get_rank() == 0:

@@ -1,5 +1,4 @@
 // Makes a bucket's first message, when all of its gradients have been computed.
-#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <utility>
