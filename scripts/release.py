@@ -66,7 +66,7 @@ def run(step: str, text: str, *command: str | Path, folder: Path = ROOT, **varia
 
     Args:
         step: the name of the log, build/log/release-STEP.log.
-        text: what the terminal shows.
+        text: the line on the terminal.
         command: the program and its arguments, none with a line break.
         folder: the working directory.
         variables: environment variables beside those of this process.

@@ -47,7 +47,7 @@ def check_inner(given: Any, where: str) -> None:
     """Raises ``ValueError`` for a route with a codec within hosts, ``inner``.
 
     Args:
-        given: what the user wrote for a codec.
+        given: the codec, the Route or the name that the user wrote.
         where: the parameter, for the message.
     """
     if isinstance(given, Route) and given.inner is not None:
