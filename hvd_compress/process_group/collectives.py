@@ -137,7 +137,7 @@ class Collectives:
         The process group's thread calls it; or this thread at once, if the collective has already ended.
         """
         # Not a variable: where it is over, an error in what is called keeps this frame in its traceback.
-        call = [functools.partial(_tell, over)]
+        call = [functools.partial(_tell, [over])]
         hold(work, call[0], self.group)
         work.get_future().add_done_callback(call.pop())
 
@@ -210,10 +210,16 @@ def _rank_in(group: dist.ProcessGroup) -> int:
     return group.rank() if is_unregistered(group) else dist.get_rank(group)
 
 
-def _tell(over: Over, done: torch.futures.Future) -> None:
+def _tell(held: list[Over], done: torch.futures.Future) -> None:
+    over = held.pop()
     try:
-        done.value()
-    except Exception as error:
-        over(error)
-    else:
-        over(None)
+        try:
+            done.value()
+        except Exception as error:
+            over(error)
+        else:
+            over(None)
+    finally:
+        # It may have the last reference to the owner of this thread's process group. As long as the
+        # callback is there, the group is not freed.
+        del over

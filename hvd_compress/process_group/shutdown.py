@@ -94,7 +94,8 @@ def hold(work: dist.Work, call: Callable[..., None], group: dist.ProcessGroup) -
 
     Nothing else may keep a reference to ``call``, the callback of the collective's future. Frames in the
     traceback of an error keep references to a function, to their callers and to all their variables, so the
-    callback should be a partial.
+    callback should be a partial. It releases what it refers to before it returns: the thread frees the
+    callback itself when :func:`_release_all` may already have freed the group.
     """
     _let_go()
     with _lock:

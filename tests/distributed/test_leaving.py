@@ -6,7 +6,10 @@ import gc
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -203,6 +206,47 @@ def test_a_group_can_be_destroyed_before_its_thread_has_dropped_it() -> None:
     _Late.released.set()
     assert _Late.dropped.wait(60)
     time.sleep(0.5)  # A thread that waits for itself takes the process with it.
+
+
+class _Handed:
+    """The queue of groups to free; who adds a group goes on when another thread has had time to free it."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+
+    def put(self, entry: Any) -> None:
+        self._queue.put(entry)
+        time.sleep(0.5)
+
+    def get(self) -> Any:
+        return self._queue.get()
+
+
+@on_ranks(2, launcher="torchrun", alone=True)
+def test_a_thread_that_frees_the_owner_of_its_own_group() -> None:
+    """It is not the last one to refer to the group, or it would wait for itself."""
+    made = Collectives(None)
+    with mock.patch.object(shutdown, "_released", _Handed(shutdown._released)):
+        own = made.among(range(2))
+        over, freed = threading.Event(), weakref.ref(own)
+
+        def call(error: Exception | None, kept: Any = (own,)) -> None:
+            over.set()
+
+        store = dist.distributed_c10d._get_default_store()
+        rank = dist.get_rank()
+        if rank == 0:
+            store.wait(["registered again"])
+        _, work = own.all_gather(torch.zeros(10))
+        own.when_over(work, call)
+        del call, work, own
+        if rank == 1:
+            store.set("registered again", "")
+        assert over.wait(60)
+        while freed() is not None:
+            time.sleep(0.01)
+    time.sleep(1.0)
+    dist.barrier()
 
 
 @on_ranks(2, launcher="torchrun")
