@@ -96,10 +96,8 @@ class GraphSide:
             for slot, gradient in zip(self._slots, gradients, strict=True)
         ]
         run, first = self._coder.run, (tokens[0], tf.constant(True))
-        message, _, encoded = run(
-            "encode", bucket, *first, what="payloads", warmup=0, ranks=1, length=-1
-        )
-        decoded = run("decode", bucket, message, encoded, what="payloads", copies=1, weight=1)
+        message, _, encoded = run("encode", bucket, *first, warmup=0, ranks=1, length=-1)
+        decoded = run("decode", bucket, message, encoded, what="payloads", ranks=1)
         sums = [
             run("result", bucket, tokens[member], gradient, member=member)
             for member, gradient in enumerate(gradients)
