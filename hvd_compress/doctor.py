@@ -18,6 +18,8 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
+from hvd_compress import doctor_script
+
 _PACKAGES = ("numpy", "torch", "tensorflow", "keras", "horovod", "lightning", "transformers")
 _VARIABLES = {
     "Horovod": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE"),
@@ -34,10 +36,15 @@ def add_to(commands: Any) -> None:
         "doctor",
         help="look at an installation, and at the links between ranks",
         description="Says what is installed. On the ranks of horovodrun or torchrun, also measures the "
-        "links and the codecs, and says what Auto would choose if training did nothing but exchange.",
+        "links and the codecs, and says what Auto would choose if training did nothing but exchange. "
+        "With a PyTorch script, trains with it for some dozen steps, and says what Auto would choose for "
+        "it, here and on other links.",
         epilog="On ranks: horovodrun -np 2 -H host1:1,host2:1 hvd-compress doctor; or, on each host, "
         "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint host1:29500 "
-        "-m hvd_compress doctor",
+        "-m hvd_compress doctor; with a script: torchrun ... -m hvd_compress doctor -- train.py --epochs 1",
+    )
+    parser.add_argument(
+        "script", nargs=argparse.REMAINDER, help="a training script with its arguments, after --"
     )
     parser.add_argument(
         "--elements",
@@ -62,11 +69,18 @@ def _run(args: argparse.Namespace) -> int:
         "links:                  not measured; start this on ranks: horovodrun -np 2 hvd-compress doctor, "
         "or torchrun --nproc-per-node 2 -m hvd_compress doctor"
     )
+    script = args.script[1:] if args.script[:1] == ["--"] else args.script
+    if script and size == 1:
+        raise ValueError(
+            f"expected several ranks for a script, got one: torchrun --nproc-per-node 2 -m hvd_compress "
+            f"doctor -- {' '.join(script)}"
+        )
     try:
         if size > 1:
-            chosen = _measure(launcher, args)
+            chosen = doctor_script.measure(script, launcher) if script else _measure(launcher, args)
             ranks = f"{size} ranks of {launcher}, {local} of them on the first host"
-            said = f"\n{ranks}; {args.elements:,} parameters\n{chosen}"
+            what = " ".join(script) or f"{args.elements:,} parameters"
+            said = f"\n{ranks}; {what}\n{chosen}"
     finally:  # Looking takes seconds, in which the other ranks would wait for this one.
         if rank == 0:
             for what, found in installation():

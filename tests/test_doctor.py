@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from hvd_compress import __version__, command_line, doctor
+from hvd_compress import __version__, command_line, doctor, doctor_script
 from tests import jobs
 
 
@@ -49,3 +50,33 @@ def test_on_ranks_it_says_what_auto_would_choose(launcher: str, name: str) -> No
     assert "hosts: 2" not in printed and "UserWarning" not in printed, printed
     assert re.search(r"Mbit/s that a rank sends: \d+ by", printed), printed
     assert re.search(r"plan \d+, decided", printed), printed
+
+
+@pytest.mark.parametrize(
+    ("launcher", "script"), (("horovodrun", "torch_quickstart"), ("torchrun", "ddp_quickstart"))
+)
+def test_with_a_script_it_measures_the_steps_of_the_script(launcher: str, script: str) -> None:
+    path = f"docs/examples/{script}.py"
+    command = [sys.executable, "-m", "hvd_compress", "doctor", "--", "python", path]
+    printed = jobs.run(launcher, 2, command)
+    assert re.search(rf"2 ranks of .*; python {path}$", printed, re.MULTILINE), printed
+    assert re.search(r"step \d+, plan 1, decided: .* of the tensors", printed), printed
+    assert re.search(r"predicted on other links:$", printed, re.MULTILINE), printed
+    assert "accuracy on new samples" not in printed, "the script has trained on"
+
+
+def test_a_script_needs_ranks_and_a_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert command_line.main(["doctor", "--", "train.py"]) == 2
+    assert "expected several ranks for a script, got one" in capsys.readouterr().err
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nassert sys.argv[1:] == ['--epochs', '1']\n")
+    with pytest.raises(ValueError, match="makes a DistributedDataParallel, got one that made none"):
+        doctor_script.measure(["python3", str(script), "--epochs", "1"], "torch.distributed")
+    for command in ([], ["python"], ["-m"]):
+        with pytest.raises(ValueError, match="expected a script after --"):
+            doctor_script.measure(command, "torch.distributed")
+    script.write_text("raise SystemExit(3)")
+    with pytest.raises(SystemExit, match="3"):
+        doctor_script.measure([str(script)], "torch.distributed")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
 from hvd_compress.planner.measured import Measured
 from hvd_compress.planner.planner import Planner
-from hvd_compress.planner.plans import label, routes_of
+from hvd_compress.planner.plans import label, price_of, propose, routes_of, uniform
 from hvd_compress.planner.trials import Trial
 
 _COLUMNS = ("plan", "sent MB", "codec ms", "wire ms", "exchange ms", "predicted ms", "measured")
+_LINKS = {"50 Mbit/s": 50e6, "200 Mbit/s": 200e6, "1 Gbit/s": 1e9, "10 Gbit/s": 10e9}
+"""The links that the last table is about, with the bits that a rank sends in a second."""
 
 
 def explain(planner: Planner) -> str:
@@ -30,6 +33,8 @@ def explain(planner: Planner) -> str:
     lines = [f"step {planner.step}, {state}: {counts} of the tensors", planner.reason, ""]
     if planner.measured is not None:
         lines += [*_measurements(planner.measured), "", *_plans(planner), ""]
+        if planner.settled:
+            lines += [*_links(planner), ""]
     lines += (f"{name}: {', '.join(tensors)}" for name, tensors in takes.items())
     return "\n".join(lines)
 
@@ -62,11 +67,32 @@ def _plans(planner: Planner) -> Iterator[str]:
         times.append(_ms(trials.predicted(trial)) if trials else "-")
         chosen = "*" if one.plan == planner.plan else ""
         rows.append([chosen, one.label, f"{1e-6 * one.price.sent:.2f}", *times, measured])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    yield from ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    yield from _aligned(rows)
     if trials and trials.best.seconds:
         steps = f"{trials.cost / trials.best.median:.1f} steps of the best plan"
         yield f"Measuring has cost {_ms(trials.cost)} ms, {steps}."
+
+
+def _links(planner: Planner) -> Iterator[str]:
+    """The predicted time of a step on other links, with the best plan there and without compression."""
+    assert planner.measured is not None
+    rest = planner.trials.rest if planner.trials else 0.0
+    uncompressed = uniform(planner.tensors, UNCOMPRESSED_ROUTE)
+    what = f"a step, of which {_ms(rest)} ms are not the exchange" if rest else "the exchange"
+    yield f"{what}, predicted on other links:"
+    rows = [["", "link", "none ms", "best ms", "faster", "best plan"]]
+    for name, bits in _LINKS.items():
+        there = planner.measured.with_links(bits / 8 / planner.measured.bandwidth())
+        none = rest + price_of(planner.tensors, uncompressed, there).total
+        best = propose(planner.tensors, there)[0]
+        seconds = rest + best.seconds
+        rows.append(["", name, _ms(none), _ms(seconds), f"{none / seconds:.2f}", best.label])
+    yield from _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    yield from ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _ms(seconds: float) -> str:

@@ -123,10 +123,14 @@ class Trials:
         return self._overhead + sum(max(0.0, one - fastest) for one in steps)
 
     def predicted(self, trial: Trial) -> float:
-        """The seconds of a step: those of the exchange, and those of everything else in the best plan."""
+        """The seconds of a step: those of the exchange, and the rest of the best plan's steps."""
+        return self.rest + trial.candidate.seconds
+
+    @property
+    def rest(self) -> float:
+        """The seconds of the best plan's step that its predicted exchange does not explain."""
         best = self.best
-        base = max(0.0, best.median - best.candidate.seconds) if best.seconds else 0.0
-        return base + trial.candidate.seconds
+        return max(0.0, best.median - best.candidate.seconds) if best.seconds else 0.0
 
     def _run(self) -> Generator[RoutePlan, float, None]:
         """Yields the plan of each step, and receives the step's seconds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE
@@ -271,6 +272,25 @@ def test_explanations_have_every_plan_with_its_costs():
     slow = next(line for line in text.splitlines() if line.strip().startswith("none "))
     assert "not tried" in slow
     assert text.splitlines()[-2:] == ["onebit two_shot: large", "none: small"]
+
+
+def test_explanations_predict_steps_on_other_links():
+    job = Job(1e8).run(200)
+    text = explain(job.planner)
+
+    assert f"a step, of which {1e3 * COMPUTING:.2f} ms are not the exchange, predicted" in text
+    there = job.truth.with_links(50e6 / 8e8)
+    seconds = [
+        COMPUTING + price_of(TENSORS, plan, there).total
+        for plan in ((UNCOMPRESSED_ROUTE,) * 2, (SHOTS, UNCOMPRESSED_ROUTE))
+    ]
+    none, best = (f"{1e3 * one:.2f}" for one in seconds)
+    row = re.search(r"^ *50 Mbit/s +(.*)$", text, re.MULTILINE)
+    assert row and row[1].split()[:2] == [none, best], text
+    job = Job(1e8)
+    job.shared.append([])
+    job.planner.predict()
+    assert "the exchange, predicted on other links:" in explain(job.planner)
 
 
 def test_plans_are_described_in_a_few_words():
