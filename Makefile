@@ -171,7 +171,7 @@ $(DOCS): $(PACKAGE)
 	$(call done,docs)
 
 docs: setup $(DOCS)
-	$(PY) -m sphinx -W --keep-going -b html docs build/docs
+	$(IN_VENV) $(PY) -m sphinx -W --keep-going -b html docs build/docs
 
 # Nothing is installed while tests run, so that lint and docs can run beside them.
 tools: $(LINT) $(DOCS)

@@ -18,7 +18,7 @@ copyright = "the hvd_compress authors"
 version = release = hvd_compress.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # Markdown, and pages that are notebooks.
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
@@ -29,6 +29,11 @@ html_math_renderer = "mathml"
 myst_enable_extensions = ["amsmath", "dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["examples", "generated/*.md"]
+# The tutorial is run when it has changed, in a folder of its own.
+nb_execution_mode = "cache"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 1800
 
 html_theme = "furo"
 html_title = "hvd_compress"
