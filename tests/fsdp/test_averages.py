@@ -65,11 +65,6 @@ def test_every_codec_on_four_replicas_without_shards() -> None:
     _every_codec(4)
 
 
-@on_ranks(2, launcher="torchrun")
-def test_every_codec_on_two_replicas_without_shards() -> None:
-    _every_codec(2)
-
-
 @on_ranks(4, launcher="torchrun")
 def test_replicas_with_other_numbers_of_threads_get_the_same_bits() -> None:
     mesh, shapes = mesh_of(2), {"first.a": (600, 701), "second.b": (2049, 65)}
@@ -97,11 +92,6 @@ def test_the_default_exchange_of_two_and_of_four_replicas() -> None:
     """The number of replicas decides, not that of all ranks."""
     _the_default_exchange(2, "allgather")
     _the_default_exchange(4, "two_shot")
-
-
-@on_ranks(3, launcher="torchrun")
-def test_the_default_exchange_of_three_replicas() -> None:
-    _the_default_exchange(3, "two_shot")
 
 
 @on_ranks(4, launcher="torchrun")
