@@ -65,35 +65,6 @@ def test_uncompressed_and_half_precision_are_pytorchs_own() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
-def test_encoded_and_dense_tensors_in_one_bucket() -> None:
-    shapes = {**SHAPES, "d": (50, 30), "e": (1200,), "small": (10,), "left": (2000,)}
-    layers = {"d": "fp16", "c": Int8()}
-    for cap in (0.001, 1.0):
-        ddp, compressor = distributed(
-            Probe(shapes),
-            OneBit(),
-            ErrorFeedback(),
-            threshold=100,
-            exclude=["left"],
-            layers=layers,
-            bucket_cap_mb=cap,
-        )
-        simulation = Simulation("allgather", OneBit(), ErrorFeedback(), shapes, 2)
-        eight = Simulation("allgather", Int8(), NONE, shapes, 2)
-        for step in range(4):
-            gradients = [targets(shapes, r, step) for r in range(2)]
-            got = exchange(ddp, gradients[dist.get_rank()])
-            expected = simulation.average(gradients)
-            expected["c"] = eight.average(gradients)["c"]
-            halves = [(g["d"].half() / 2) for g in gradients]
-            expected["d"] = (halves[0] + halves[1]).float()
-            for name in ("small", "left"):
-                expected[name] = gradients[0][name] / 2 + gradients[1][name] / 2
-            assert_same_bits(got, expected)
-        assert compressor.routes()["left"].uncompressed
-
-
-@on_ranks(2, launcher="torchrun")
 def test_buckets_that_are_rebuilt_in_another_order() -> None:
     ddp, compressor = distributed(Probe(SHAPES), OneBit(), ErrorFeedback())
     seen = []
