@@ -17,6 +17,7 @@ from hvd_compress.papers import (
     ProcessGroupTransport,
     RowParallelLinear,
 )
+from tests.ddp.probes import assert_equal_on_all_ranks
 from tests.papers.reference import BATCH, samples, whole_layers
 from tests.papers.runs import CODECS, check_against_the_reference, run
 from tests.ranks import on_ranks
@@ -150,7 +151,7 @@ def test_half_precision_and_more_dimensions() -> None:
         output.sum().backward()
         assert output.dtype == x.grad.dtype == dtype and output.shape == (2, 3, 8)
         torch.testing.assert_close(output, whole(x.detach()), rtol=0.05, atol=0.02)
-        _same_everywhere(output.detach(), x.grad)
+        assert_equal_on_all_ranks({"output": output, "gradient": x.grad})
 
 
 @on_ranks(2, launcher="torchrun")
@@ -159,7 +160,7 @@ def test_all_ranks_have_the_same_bits_without_their_own() -> None:
     for exact_own in (True, False):
         group = ParallelGroup(Int8(), exact_own=exact_own)
         outputs[exact_own] = run(group, batch_parallel=False)["output"]
-    _same_everywhere(outputs[False])
+    assert_equal_on_all_ranks({"output": outputs[False]})
     other = [torch.empty_like(outputs[True]) for _ in range(2)]
     dist.all_gather(other, outputs[True])
     assert not torch.equal(*other)
@@ -194,10 +195,3 @@ def test_counters_say_what_was_sent() -> None:
     assert group.counters.wire_bytes == group.counters.message_bytes  # To one other rank.
     assert group.counters.uncompressed_bytes == 4 * 8 * (16 + 12 + 16 + 20)
     assert group.counters.encoded_elements == 8 * (16 + 12 + 16 + 20)
-
-
-def _same_everywhere(*tensors: torch.Tensor) -> None:
-    for tensor in tensors:
-        everywhere = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(everywhere, tensor)
-        assert all(torch.equal(one, tensor) for one in everywhere)
