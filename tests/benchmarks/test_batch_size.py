@@ -129,20 +129,6 @@ def test_the_size_in_a_checkpoint() -> None:
         again.load_state_dict({"size": 9})
 
 
-def test_what_a_selector_refuses() -> None:
-    model, optimizer = _optimizer()
-    for sizes, states, message in (
-        ([], [optimizer], "expected rising sizes"),
-        ([16, 8], [optimizer], "expected rising sizes"),
-        ([8], [model], "expected the optimizer among"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            BatchSizeSelector(sizes, optimizer, states)
-    selector = BatchSizeSelector([8], optimizer, [optimizer])
-    with pytest.raises(ValueError, match="expected train to process samples, got 0"):
-        selector.select(lambda size: (0, 0))
-
-
 def test_a_profile_that_was_searched() -> None:
     search = LearningRateSearch(decay=0.5, least=0.01)
     factors = [search.update(1000 * n, a) for n, a in ((1, 0.5), (2, 0.6), (3, 0.605), (4, 0.7))]

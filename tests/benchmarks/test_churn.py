@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import json
 import random
+from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -37,45 +39,43 @@ def _changed(**changes: object) -> Report:
     return dataclasses.replace(SECOND, **changes)  # type: ignore[arg-type]
 
 
-def test_a_healthy_job_has_no_problems() -> None:
-    reports = [FIRST, SECOND]
-    assert not checks.replicas(reports) + checks.conservation(reports) + checks.memory(reports, 1e6)
-    assert not checks.compression(reports, 0.6)
-
-
-def test_ranks_whose_weights_differ_are_found() -> None:
-    assert checks.replicas([FIRST, _changed(weights="b")]) == [
-        "step 10: ranks [0, 1] have different weights"
-    ]
+GROWS = [_changed(memory=10**8 + step * 10**6) for step in range(100)]
+NORMS = [_changed(unsent=norm) for norm in (1.0, 1.5, 1.2, 2.9)]
+LOST = "step 10, rank 1: gradients of norm 0.3 are neither applied"
+CHECKS: dict[str, tuple[Callable[[list[Report]], list[str]], list[Report], list[Report], str]] = {
     # After a reset, the same step can have other weights: it was made by other ranks.
-    assert not checks.replicas([FIRST, _changed(weights="b", run=2)])
+    "weights": (
+        checks.replicas,
+        [FIRST, _changed(weights="b", run=2)],
+        [_changed(weights="b")],
+        "step 10: ranks [0, 1] have different weights",
+    ),
+    "one number twice": (checks.replicas, [FIRST], [_changed(rank=0)], "disagree on who they are"),
+    "lost residuals": (
+        checks.conservation,
+        [_changed(missing=None)],
+        [_changed(missing=0.3)],
+        LOST,
+    ),
+    "uncompressed": (partial(checks.compression, most=0.6), [FIRST], [_changed(sent=1.0)], ""),
+    "memory": (
+        lambda one: checks.memory(one, 30e6),
+        GROWS[:20],
+        GROWS[20:],
+        "has grown by 74.0 MB",
+    ),
+    "loss": (checks.learning, [*GROWS[:20], *[_changed(loss=1.0)] * 20], GROWS, "expected at most"),
+    "residuals": (checks.residuals, NORMS, [_changed(unsent=3.1)] * 2, ""),
+}
+"""Checks, reports without a problem, those that make one beside them, and words of the message."""
 
 
-def test_two_ranks_with_one_number_are_found() -> None:
-    assert len(checks.replicas([FIRST, _changed(rank=0)])) == 1
-
-
-def test_a_lost_residual_is_found() -> None:
-    (problem,) = checks.conservation([FIRST, _changed(missing=0.3)])
-    assert problem.startswith("step 10, rank 1: gradients of norm 0.3 are neither applied")
-    assert not checks.conservation([_changed(missing=None)])
-
-
-def test_an_interval_without_compression_is_found() -> None:
-    assert len(checks.compression([FIRST, _changed(sent=1.0)], 0.6)) == 1
-
-
-def test_memory_that_grows_and_a_loss_that_does_not_fall_are_found() -> None:
-    grows = [_changed(memory=10**8 + step * 10**6) for step in range(100)]
-    assert checks.memory(grows, 30e6) == ["a process has grown by 74.0 MB"]
-    assert len(checks.learning(grows)) == 1
-    assert not checks.learning([*grows[:20], *(_changed(loss=1.0) for _ in range(20))])
-
-
-def test_residuals_that_grow_are_found() -> None:
-    norms = [1.0, 1.5, 1.2, 2.9]
-    assert not checks.residuals([_changed(unsent=norm) for norm in norms])
-    assert len(checks.residuals([_changed(unsent=norm) for norm in [*norms, 3.1, 3.1]])) == 1
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_problem_is_found(name: str) -> None:
+    check, good, bad, words = CHECKS[name]
+    assert not check(good)
+    (problem,) = check([*good, *bad])
+    assert words in problem
 
 
 def test_steps_that_get_slower_are_measured() -> None:

@@ -70,22 +70,6 @@ def test_residuals_in_bfloat16(tmp_path):
         assert row["encode_with_feedback"]["bytes_per_element"] == moved
 
 
-def test_codecs_are_chosen_by_how_their_names_begin(tmp_path):
-    out = tmp_path / "codec.json"
-    codec.main(
-        ["--quick", "--json", str(out), "--kernels", "reference", "--codec", "fp16", "onebit r"]
-    )
-
-    assert list(json.loads(out.read_text())["codecs"]) == ["fp16", "onebit row"]
-
-
-def test_an_unknown_codec(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        codec.main(["--json", str(tmp_path / "a"), "--codec", "gzip"])
-
-    assert "expected beginnings of none, fp16" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", [name for name, case in CODECS.items() if not case.saturates])
 def test_the_feedback_that_is_measured_is_stable(name):
     CODECS[name].check_feedback(stable_feedback(CODECS[name], 1 << 26), (8192, 8192))

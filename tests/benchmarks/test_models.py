@@ -76,26 +76,6 @@ def test_responses_are_normalized_as_in_the_paper():
     assert not hasattr(build("alexnet"), "lrn1")
 
 
-def test_dropout_is_the_share_that_is_asked_for():
-    with torch.device("meta"):
-        own, fewer = build("alexnet"), build("alexnet", dropout=0.2)
-
-    assert [model.dropout1.p for model in (own, fewer)] == [0.5, 0.2]
-    assert [model.dropout2.p for model in (own, fewer)] == [0.5, 0.2]
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        *(("resnet20", {"norm": "lrn"}), ("vgg_a", {"norm": "lrn"}), ("dnn", {"norm": "batch"})),
-        *(("lenet", {"dropout": 0.5}), ("gpt", {"dropout": 0.5})),
-    ],
-)
-def test_variants_that_a_model_does_not_have(name, options):
-    with pytest.raises(ValueError, match=f"{name}: expected"):
-        build(name, **options)
-
-
 def test_a_token_is_predicted_from_those_before_it():
     model = build("gpt", classes=7)
     tokens = torch.randint(7, (2, 64))

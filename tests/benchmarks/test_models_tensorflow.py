@@ -32,11 +32,6 @@ def test_parameters_layer_names_and_shapes(name: str) -> None:
     assert model.output_shape == (None, *places, spec.classes)
 
 
-def test_a_model_of_pytorch_alone_is_an_error() -> None:
-    with pytest.raises(ValueError, match="gpt2: expected a model that Keras has"):
-        build("gpt2")
-
-
 @pytest.mark.parametrize("name", ["lenet", "cifarnet", "dnn", "resnet20"])
 def test_weights_begin_where_those_of_torch_do(name: str) -> None:
     """By standard deviation, layer by layer; batch normalisation begins with ones and zeros."""

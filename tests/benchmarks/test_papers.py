@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,6 @@ from benchmarks.papers.experiment import Claim, Experiment
 from benchmarks.papers.native import Native
 from benchmarks.papers.registry import EXPERIMENTS
 from benchmarks.papers.small_buckets import Reference, SmallTernary
-from benchmarks.tables import Table
 from benchmarks.verdicts import Verdict
 from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, Int8, NoiseKey, OneBit, Ternary
 from hvd_compress.codecs.int8 import magnitudes
@@ -98,14 +95,6 @@ def test_each_experiment_runs_goes_on_and_draws(
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_papers_size_is_larger(name: str) -> None:
-    default, full = (EXPERIMENTS[name].cases(size) for size in (False, True))
-    assert len(set(full)) == len(full) and len(set(default)) == len(default)
-    ticks = EXPERIMENTS[name].ticks
-    assert sum(map(ticks, full)) >= sum(map(ticks, default))
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_committed_record_is_of_these_cases_and_claims(name: str) -> None:
     """docs/papers.md shows this record: a change of an experiment asks for a new one."""
     made = record.read(RECORDS / f"papers-{name}.json")
@@ -113,74 +102,6 @@ def test_the_committed_record_is_of_these_cases_and_claims(name: str) -> None:
     cases = experiment.cases(False)
     assert len(made.rows) == len(cases) and all(made.has(case) for case in cases)
     assert made.claims == record.claims(experiment.claims(made.rows))
-
-
-def test_another_experiments_record_is_not_gone_on_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "record.json"
-    record.Record("ecq-linear", False, {}, {}).write(out)
-    assert __main__.main(["int8-errors", "--json", str(out), "--resume"]) == 1
-    assert "expected experiment int8-errors, got ecq-linear" in capsys.readouterr().err
-    out.write_text(json.dumps({"schema": "another"}))
-    assert __main__.main(["ecq-linear", "--json", str(out), "--plot", "x.svg"]) == 1
-    assert f"expected JSON of schema {record.SCHEMA}" in capsys.readouterr().err
-    for rows, message in (
-        ([], "expected cases of ecq-linear to draw, got none"),
-        ([{"steps": 3}], "expected cases with batch, dimension, "),
-    ):
-        record.Record("ecq-linear", False, {}, {}, rows).write(out)
-        assert __main__.main(["ecq-linear", "--json", str(out), "--plot", "x.svg"]) == 1
-        assert f"error: {out}: {message}" in capsys.readouterr().err
-    for name in ("ecq-linear", "ecq-real"):
-        assert __main__.main([name, "--json", str(out), "--data", "folder"]) == 1
-        assert f"--data: {name} has data of its own" in capsys.readouterr().err
-
-
-ON_IMAGES = [
-    name
-    for name, experiment in EXPERIMENTS.items()
-    if "data" in {field.name for field in dataclasses.fields(experiment.cases(False)[0])}
-    and name != "ecq-real"
-]
-
-
-def test_experiments_on_images() -> None:
-    assert set(EXPERIMENTS) - set(ON_IMAGES) == {
-        "int8-errors",
-        "ecq-linear",
-        "ecq-large",
-        "ecq-real",
-    }
-
-
-@pytest.mark.parametrize("name", ON_IMAGES)
-def test_each_experiment_on_images_takes_others(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """CIFAR-10's files; the first case of each experiment, and one of the default data afterwards."""
-    pixels = np.random.default_rng(0).integers(0, 256, (300, 3072)).astype(np.uint8)
-    for part in ("data_batch_1", "test_batch"):
-        content = {b"data": pixels, b"labels": [i % 10 for i in range(300)]}
-        (tmp_path / part).write_bytes(pickle.dumps(content, protocol=2))
-    small = tiny(EXPERIMENTS[name])
-    first = dataclasses.replace(
-        small,
-        cases=lambda full: small.cases(full)[:1],
-        table=lambda rows: Table((), ()),
-        claims=lambda rows: [],
-    )
-    monkeypatch.setitem(EXPERIMENTS, name, first)
-    out = tmp_path / "record.json"
-    assert __main__.main([name, "--json", str(out), "--data", str(tmp_path)]) == 0
-    (row,) = record.read(out).rows
-    assert row["data"] == str(tmp_path)
-    capsys.readouterr()
-    assert __main__.main([name, "--json", str(out), "--resume"]) == 1
-    assert f"expected cases with data mnist5k, got {tmp_path}" in capsys.readouterr().err
-    assert record.read(out).rows == [row]
-    assert __main__.main([name, "--json", str(out), "--data", str(tmp_path / "none")]) == 1
-    assert "expected digits or mnist5k, or a folder with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -475,15 +396,6 @@ def test_adagrad_of_recent_samples() -> None:
     weight = 1 - 0.9**6
     expected = 20 / math.sqrt((0.1 * 400 + (weight - 0.1) * 4) / weight)
     assert float(larger[0]) == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert __main__.main(["list"]) == 0
-    listed = capsys.readouterr().out
-    assert all(name in listed for name in EXPERIMENTS)
-    with pytest.raises(SystemExit):
-        __main__.main(["ecq-linear"])
-    assert "--json: expected the file" in capsys.readouterr().err
 
 
 def test_a_hook_clips_a_gradient_before_it_is_handed_over() -> None:

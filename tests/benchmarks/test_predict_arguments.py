@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
@@ -66,42 +65,11 @@ def test_json_holds_what_was_asked_for(tmp_path: Path) -> None:
         assert row["codec"] == "OneBit(group=512)" and row["refused"] is None
 
 
-def test_refusals_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--workers", "512..2048", "--exchange", "allgather", "--codec", "fp16", "onebit")
-    assert main([*MINE, *options]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("* OneBit(group=1024), allgather: fc6.weight: expected at most") == 1
-    assert "got 512 ranks" in printed and printed.count("allgather*") == 3
-
-
 def test_without_overlap_no_step_is_faster(tmp_path: Path) -> None:
     options = ("--workers", "8,64", "--link", "100gbit")
     hidden = _predict(tmp_path, *options)["rows"]
     shown = _predict(tmp_path, *options, "--no-overlap")["rows"]
     assert all(b["seconds"] > a["seconds"] for a, b in zip(hidden, shown, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    (
-        (["--workers", "6"], "expected a multiple of 4"),
-        (["--codec", "zip"], "codec: expected one of 'onebit'"),
-        (["--codec", "onebit:group"], "expected settings as key=value"),
-        (["--codec", "onebit:level=3"], "level"),
-        (["--speeds", "/nonexistent"], "No such file"),
-        (["--model", "lenet"], "a .json file or module:function, got 'lenet'"),
-        (["--model", "/none.json"], "--model: expected a file of shapes"),
-        (["--model", "nowhere:model"], "expected module:function"),
-        (["--model", "json:loads"], "missing 1 required"),
-        (["--model", "os:getcwd"], "expected shapes by parameter's name"),
-    ),
-)
-def test_errors_say_what_to_do(
-    wrong: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*MINE, *wrong]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and words in error
 
 
 def test_bits_of_entropy_codes(tmp_path: Path) -> None:
@@ -111,20 +79,6 @@ def test_bits_of_entropy_codes(tmp_path: Path) -> None:
     same, fewer = _predict(tmp_path, *options, "--bits", "0.5")["rows"]
     sent = [row["wire_bytes"] for row in (plain, coded, fewer)]
     assert sent == sorted(sent, reverse=True) and sent[2] < 0.3 * sent[1] and same == plain
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    (["--link", "fast"], ["--latency", "50"], ["--workers", "0"], ["--bits", "0"]),
-)
-def test_wrong_arguments(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, without the usage."""
-    with pytest.raises(SystemExit):
-        main([*MINE, *wrong])
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith(
-        f"python -m benchmarks.predict: argument {wrong[0]}:"
-    )
 
 
 def own() -> dict[str, tuple[int, ...]]:
@@ -158,33 +112,11 @@ def own_model() -> Any:
     return model
 
 
-def test_the_heading_names_the_link_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    for rate, words in (("200mbit", "of 200 Mbit/s"), ("none", "without a limit")):
-        main([*MINE, "--link", rate, "--local", "2", "--workers", "2"])
-        heading = capsys.readouterr().out.splitlines()[0]
-        assert heading.endswith(f", but links {words}, 2 ranks a machine")
-
-
 def test_units() -> None:
     assert arguments.bandwidth("1gbit") == 1.25e8 and arguments.bandwidth("2.5Mbit") == 312_500
     assert arguments.bandwidth("none") == math.inf
     assert arguments.duration("50us") == pytest.approx(5e-5) and arguments.duration("0.1ms") == 1e-4
     assert arguments.workers("1,2,4..32,6") == [1, 2, 4, 6, 8, 16, 32]
-
-
-@pytest.mark.parametrize("text", ("1gbit", "1Gbps", "1 Gbit/s", "1000mbit/s", "1000Mbps"))
-def test_rates_as_people_write_them(text: str) -> None:
-    assert arguments.bandwidth(text) == 1.25e8
-
-
-@pytest.mark.parametrize("text", ("1GB/s", "1gb", "0 Mbps", "fast", "40ms"))
-def test_what_is_no_rate(text: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="expected a rate"):
-        arguments.bandwidth(text)
-
-
-def test_times_as_people_write_them() -> None:
-    assert arguments.duration("40ms") == arguments.duration("40 ms") == 0.04
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,8 +68,3 @@ def test_clusters_are_full_machines() -> None:
     ]
     with pytest.raises(ValueError, match="expected a multiple of 8"):
         profile.cluster(12)
-
-
-def test_wrong_files_are_refused() -> None:
-    with pytest.raises(ValueError, match="schema 'hvd_compress/codec/1'"):
-        hardware.speeds_of_record({"schema": "hvd_compress/train/1"})

@@ -165,18 +165,3 @@ def test_routers_are_those_of_training() -> None:
     assert route.exchange == route_of(OneBit(512), "two_shot").exchange
     with pytest.raises(ValueError, match=r"ternary:zip=1: expected settings of the codec"):
         predicted.router_of(parse("ternary:zip=1", {}, "fc"), 2)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "words"),
-    (
-        (_results({"none": 1.0}), "expected a run of 'local', got none"),
-        (_results(STEPS, "lenet"), "model: expected one of alexnet"),
-    ),
-)
-def test_what_cannot_be_predicted(
-    outcome: results.Results, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcome.write(tmp_path / "lab.json")
-    assert predicted.main([str(tmp_path / "lab.json")]) == 2
-    assert words in capsys.readouterr().err

@@ -29,13 +29,3 @@ def test_one_worker_trains_at_the_measured_rate(name: str) -> None:
         # More images a step do not make an image dearer: parameters are read once a step.
         more = profile.rated(NETWORKS[network](), 2 * rate.measured_batch).seconds
         assert computation.seconds < more <= 2 * computation.seconds
-
-
-def test_an_unknown_rate_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"profile lab: expected one of alexnet, got 'vgg_a'"):
-        profiles.load("lab").rated(NETWORKS["vgg_a"](), 8)
-
-
-def test_an_unknown_profile_is_an_error() -> None:
-    with pytest.raises(ValueError, match="profile: expected one of ecq, lab"):
-        profiles.load("cray")

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks import compressions, train
+from benchmarks import arguments, compressions
 from benchmarks.models.torch.average import WeightAverage
+from benchmarks.paper_recipes import PAPERS
 from benchmarks.settings import Settings
 from benchmarks.trainers import tensorflow as of_keras
 from benchmarks.trainers.torch import TorchSession, optimizer
@@ -107,12 +108,13 @@ def test_averaged_weights_are_what_is_tested(monkeypatch: pytest.MonkeyPatch) ->
     assert found[0] != found[1]
 
 
-@pytest.mark.parametrize("framework", ["keras", "diloco"])
-def test_other_frameworks_have_no_averages(
-    capsys: pytest.CaptureFixture[str], framework: str
-) -> None:
-    arguments = ["--model", "lenet", "--json", "x", "--compression", "none", "--averaging", "0.9"]
-    with pytest.raises(SystemExit):
-        train.main([*arguments, "--framework", framework])
-    message = f"--averaging: expected 0 with --framework {framework}, got 0.9"
-    assert message in capsys.readouterr().err
+@pytest.mark.parametrize("name", PAPERS)
+def test_recipes_of_papers_are_options_that_others_override(name: str) -> None:
+    given = ["--json", "x", "--compression", "none", "--recipe", name]
+
+    recipe = arguments.settings(arguments.parse(given))
+    changed = arguments.settings(arguments.parse([*given, "--steps", "3"]))
+
+    assert recipe.model == PAPERS[name]["--model"]
+    assert recipe.steps == int(PAPERS[name]["--steps"])
+    assert changed == dataclasses.replace(recipe, steps=3)

@@ -110,3 +110,14 @@ ROWS = (
     Row("none", NoCompression(), 0x98ACEC5C, FULL),
 )
 """A new codec adds its row here and a golden file (``python -m tests.golden.make``)."""
+
+FEW = tuple(
+    row
+    for row in ROWS
+    if row.name
+    in (
+        *("onebit", "onebit-column", "int8-dynamic", "int8-linear", "ternary", "ecq"),
+        *("ecq-entropy", "ecq-rotated", "topk", "fp16", "bf16", "bf16-stochastic", "none"),
+    )
+)
+"""A row for each way to scale and to pack."""

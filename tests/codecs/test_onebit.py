@@ -90,20 +90,3 @@ def test_sums_that_overflow_make_the_group_non_finite() -> None:
     decoded = decode(OneBit(64), (128,), encode(OneBit(64), (128,), x))
     assert np.isnan(decoded[:64]).all()
     assert np.array_equal(decoded[64:], x[64:])
-
-
-def test_bits_on_alexnet() -> None:
-    # The weights of AlexNet's layers, as torchvision has them.
-    shapes = (
-        (64, 3, 11, 11),
-        (192, 64, 5, 5),
-        (384, 192, 3, 3),
-        (256, 384, 3, 3),
-        (256, 256, 3, 3),
-        (4096, 9216),
-        (4096, 4096),
-        (1000, 4096),
-    )
-    count = sum(int(np.prod(shape)) for shape in shapes)
-    bits = 8 * sum(OneBit().payload_bytes(shape) for shape in shapes)
-    assert bits <= 1.1 * count

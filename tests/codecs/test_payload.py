@@ -10,7 +10,6 @@ import pytest
 from hvd_compress.codecs import (
     BF16,
     ECQ,
-    FP16,
     HEADER_BYTES,
     Codec,
     NoiseKey,
@@ -205,24 +204,7 @@ def test_other_header_fields_are_named(offset: int, field: str) -> None:
         open_payload(CODEC, SHAPE, 3, sent)
 
 
-def test_a_body_is_checked_even_where_the_header_is_right() -> None:
-    sent = payload()
-    sent[40] ^= 1
-    with pytest.raises(PayloadError, match="checksum"):
-        open_payload(CODEC, SHAPE, 3, sent)
-    open_payload(CODEC, SHAPE, 3, sealed(sent))
-
-
-def test_casts_do_not_pass_for_each_other() -> None:
-    with pytest.raises(PayloadError, match="codec"):
-        open_payload(FP16(), SHAPE, 3, payload(BF16()))
-
-
 def test_the_step_is_stamped_modulo_32_bits() -> None:
     sent = payload(step=(9 << 32) + 1)
     open_payload(CODEC, SHAPE, (9 << 32) + 1, sent)
     assert read_header(sent).step == 1
-
-
-def test_a_payload_error_is_a_value_error() -> None:
-    assert issubclass(PayloadError, ValueError)

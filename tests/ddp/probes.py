@@ -49,7 +49,7 @@ def gradients_of(ddp: DistributedDataParallel) -> dict[str, torch.Tensor]:
 
 def assert_equal_on_all_ranks(values: Mapping[str, torch.Tensor], group: Any = None) -> None:
     """Fails unless every rank holds the same numbers, bit for bit."""
-    flat = torch.cat([value.reshape(-1).float() for value in values.values()])
+    flat = torch.cat([value.detach().reshape(-1).float() for value in values.values()])
     everywhere = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everywhere, flat, group=group)
     assert all(torch.equal(everywhere[0], other) for other in everywhere)

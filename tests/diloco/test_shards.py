@@ -148,24 +148,6 @@ def test_codecs_see_shards_and_states_go_on_bit_for_bit() -> None:
 
 
 @on_ranks(4, launcher="torchrun")
-def test_an_infinity_in_one_shard_drops_the_round_of_all() -> None:
-    mesh = mesh_of(2)
-    worker, number = mesh.get_local_rank("replicate"), mesh.get_local_rank("shard")
-    net = shard(Net(SHAPES), mesh)
-    diloco = DiLoCo(net, hvdc.Compressor(OneBit(), threshold=0), sync_every=2, mesh=mesh)
-    train(diloco, net, worker, range(3))
-    learn(net, worker, 3)
-    before = {n: one.clone() for n, one in parts(diloco.common_parameters).items()}
-    norm = diloco.compressor.residual_norm()
-    if (worker, number) == (1, 0):
-        next(iter(parts(net).values()))[3] = torch.nan
-    diloco.step()
-    assert (diloco.rounds, diloco.dropped_rounds) == (1, 1)
-    assert_same_bits(parts(net), before)
-    assert diloco.compressor.residual_norm() == norm > 0
-
-
-@on_ranks(4, launcher="torchrun")
 def test_a_round_that_is_dropped_later_leaves_the_common_parameters_of_all_shards() -> None:
     mesh = mesh_of(2)
     worker, number = mesh.get_local_rank("replicate"), mesh.get_local_rank("shard")
@@ -175,6 +157,7 @@ def test_a_round_that_is_dropped_later_leaves_the_common_parameters_of_all_shard
         diloco = DiLoCo(net, hvdc.Compressor(OneBit(), threshold=0), **options)
         train(diloco, net, worker, range(4 + delay))
         common = {n: one.clone() for n, one in parts(diloco.common_parameters).items()}
+        norm = diloco.compressor.residual_norm()
         learn(net, worker, 5)
         if (worker, number) == (1, 0):
             next(iter(parts(net).values()))[3] = bad
@@ -183,6 +166,7 @@ def test_a_round_that_is_dropped_later_leaves_the_common_parameters_of_all_shard
         assert (diloco.rounds, diloco.dropped_rounds) == (2, 1)
         assert_same_bits(parts(net), common)
         assert_same_bits(parts(diloco.common_parameters), common)
+        assert diloco.compressor.residual_norm() == norm > 0
 
 
 @on_ranks(4, launcher="torchrun")

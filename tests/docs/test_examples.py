@@ -99,19 +99,6 @@ def test_the_script_trains_and_prints_its_counters(script: str) -> None:
     assert bool(feedback) == (bits == 1), printed
 
 
-def test_a_script_of_horovod_alone_says_how_to_start_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "docs/examples/torch_quickstart.py"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=jobs.TIMEOUT,
-    )
-    assert done.returncode == 1
-    assert done.stderr == "A single rank exchanges nothing: start several, as above.\n"
-
-
 def test_the_reference_step_is_that_of_the_package() -> None:
     """Averages and residuals, bit for bit; the third of four steps is dropped."""
     printed = _run("torchrun", 2, "docs/examples/reference_step.py")
@@ -177,18 +164,3 @@ def test_the_table_of_codecs(name: str) -> None:
 
 def test_every_codec_is_in_the_table() -> None:
     assert sorted(NAMES.values()) == sorted(CODECS)
-
-
-def test_no_page_shows_one_bit_with_adam() -> None:
-    """This pair is far behind; but the inner optimizer does not see DiLoCo's exchanges."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    blocks = [
-        (page.name, block)
-        for page in pages
-        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    ]
-    blocks += [(one.name, one.read_text()) for one in (ROOT / "docs" / "examples").glob("*.py")]
-    assert len(blocks) > 50
-    for name, block in blocks:
-        adam = re.search(r"\bAdamW?\(", block)
-        assert not (adam and re.search(r"\bOneBit\(", block) and "DiLoCo" not in block), name

@@ -255,24 +255,6 @@ def test_modules_that_run_more_than_once() -> None:
 
 
 @on_ranks(4, launcher="torchrun")
-def test_layers_that_are_frozen_and_unfrozen() -> None:
-    """Layers may change after an evaluation, which leaves the root unsharded."""
-
-    def script(model: Any, generator: torch.Generator) -> Iterator[None]:
-        parts = [model.begin, model.layers[1], model.layers[2].first]
-        for step in range(4):
-            for part in parts:
-                part.requires_grad_(step % 2 == 1)
-            model.zero_grad()
-            _backward(model, generator)
-            yield
-            with torch.no_grad():
-                model(_batch(generator))
-
-    _compare(script)
-
-
-@on_ranks(4, launcher="torchrun")
 def test_accumulation() -> None:
     """Tries both kinds of accumulation, with unused parameters, in the dtype of the reduction."""
     for wait in ("set_requires_gradient_sync", "set_requires_all_reduce"):

@@ -170,34 +170,6 @@ def test_a_divisor_of_the_users_own() -> None:
         _factor(dist.ReduceOp.MAX, 2)
 
 
-@on_ranks(2, launcher="torchrun")
-def test_gradients_that_pile_up() -> None:
-    net, scatter = _alone(Int8())
-    first, second = _everybodys(0), _everybodys(1)
-    net.set_requires_gradient_sync(False)
-    net(first[dist.get_rank()]).backward()
-    net.set_requires_gradient_sync(True)
-    net(second[dist.get_rank()]).backward()
-    sums = [
-        {name: one[name] + other[name] for name in SHAPES}
-        for one, other in zip(first, second, strict=True)
-    ]
-    assert_same_bits(gradients_of(net), _beside(Int8()).reduced(sums))
-    assert scatter.counters.steps == 1
-
-
-@on_ranks(2, launcher="torchrun")
-def test_torch_compile() -> None:
-    net = shard(Net(SHAPES), mesh_of(1))
-    compiled = torch.compile(net, backend="aot_eager")
-    hvdc.CompressedReduceScatter(compiled, Int8())
-    group = _beside(Int8())
-    for step in range(2):
-        net.zero_grad()
-        compiled(_everybodys(step)[dist.get_rank()]).backward()
-        assert_same_bits(gradients_of(net), group.reduced(_everybodys(step)))
-
-
 @on_ranks(4, launcher="torchrun")
 def test_infinity_is_seen_by_every_rank() -> None:
     for codec in (Int8(), FP16()):

@@ -132,31 +132,3 @@ def test_a_step_that_goes_back_is_as_if_it_had_not_been() -> None:
         assert norm > 0
         models[-1].append(np.asarray(norm))
     assert all(map(np.array_equal, *models))
-
-
-@on_ranks(2, launcher="tensorflow")
-def test_what_scripts_for_older_versions_of_keras_call() -> None:
-    model = _model()
-    fit(model, [hvdc.BroadcastVariables()], epochs=1)
-    for old in (
-        lambda: keras.backend.get_value(model.optimizer.learning_rate),
-        lambda: keras.backend.set_value(model.optimizer.learning_rate, 0.5),
-    ):
-        with pytest.raises(AttributeError, match=r"has no attribute '[gs]et_value'"):
-            old()
-    model.optimizer.learning_rate = 0.5 * float(model.optimizer.learning_rate)
-    assert float(model.optimizer.learning_rate) == pytest.approx(0.005)
-    kernel = model.trainable_variables[0]
-    variables = model.trainable_variables
-    with pytest.raises(AttributeError, match="'SymbolicTensor' object has no attribute 'assign'"):
-        hvd.broadcast_variables(variables, root_rank=0)
-    hvd.broadcast_variables([v.value for v in variables], root_rank=0)
-    with tf.GradientTape(persistent=True) as tape:
-        loss = tf.reduce_sum(kernel.value * kernel.value)
-    tape = hvd.DistributedGradientTape(tape, compression=hvdc.OneBit())
-    with pytest.raises(AttributeError, match="'Variable' object has no attribute 'ref'"):
-        tape.gradient(loss, variables[:1])
-    assert tape.gradient(loss, [kernel.value])[0].shape == kernel.shape
-    assert np.array_equal(keras.ops.convert_to_numpy(kernel), kernel.numpy())
-    with pytest.raises(TypeError, match="not callable"):
-        model.optimizer.variables()

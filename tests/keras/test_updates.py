@@ -65,28 +65,6 @@ def test_updates_are_those_of_the_reference() -> None:
             assert_same(update(everybodys[hvd.rank()]), simulation.sum(everybodys, scale))
 
 
-def _the_default_exchange(exchange: str) -> None:
-    compressor = hvdc.OneBit(threshold=THRESHOLD)
-    update = _updates(hvdc.DistributedOptimizer(SGD(1.0), compressor))
-    simulation = Simulation(exchange, OneBit(), ErrorFeedback(), hvd.size())
-    for step in range(2):
-        everybodys = _everybodys(step)
-        assert_same(update(everybodys[hvd.rank()]), simulation.sum(everybodys, 1 / hvd.size()))
-    routes = [route for route in compressor.routes().values() if not route.uncompressed]
-    expected = (exchange, f"auto, {hvd.size()} ranks")
-    assert {(route.exchange, route.reason) for route in routes} == {expected}
-
-
-@on_ranks(2, launcher="tensorflow")
-def test_the_default_exchange_of_two_ranks() -> None:
-    _the_default_exchange("allgather")
-
-
-@on_ranks(3, launcher="tensorflow")
-def test_the_default_exchange_of_three_ranks() -> None:
-    _the_default_exchange("two_shot")
-
-
 def _update_of(optimizer: Any, heads: Sequence[Any], turn: int, subset: bool) -> Any:
     def update(gradient: tf.Tensor) -> None:
         if subset:

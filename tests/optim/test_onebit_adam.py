@@ -50,6 +50,17 @@ def _gradients(model: torch.nn.Module, step: int, rank: int | None = None) -> No
         parameter.grad = values[name]
 
 
+def _made(codec: Any = None) -> tuple[Probe, OneBitAdam]:
+    model = _model()
+    return model, OneBitAdam(model.named_parameters(), _compressor(codec), **OPTIONS)
+
+
+def _go_on(model: torch.nn.Module, optimizer: OneBitAdam, steps: range) -> None:
+    for step in steps:
+        _gradients(model, step)
+        optimizer.step()
+
+
 def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
@@ -127,8 +138,7 @@ def test_a_warm_up_goes_on_while_the_variance_grows_up_to_the_compressors_own() 
 
 @on_ranks(2, launcher="torchrun")
 def test_the_warm_up_is_adamw_with_averaged_gradients() -> None:
-    model = _model()
-    optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
+    model, optimizer = _made()
     stock = Probe(SHAPES)
     stock.load_state_dict(model.state_dict())
     adamw = torch.optim.AdamW(stock.parameters(), **OPTIONS)
@@ -151,9 +161,7 @@ def test_then_the_average_of_the_encoded_momenta_is_the_momentum() -> None:
         model = _model()
         compressor = _compressor(codec, exchange=exchange)
         optimizer = OneBitAdam(model.named_parameters(), compressor, **OPTIONS)
-        for step in range(WARM):
-            _gradients(model, step)
-            optimizer.step()
+        _go_on(model, optimizer, range(WARM))
         feedback = codec.feedback
         simulation = Simulation(exchange, codec, feedback, SHAPES, 2)
         states = {name: optimizer.state[p] for name, p in model.named_parameters()}
@@ -184,37 +192,12 @@ def test_then_the_average_of_the_encoded_momenta_is_the_momentum() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
-def test_a_checkpoint_goes_on_bit_for_bit() -> None:
-    for saved_after in (2, 5):
-        model, compressor = _model(), _compressor()
-        optimizer = OneBitAdam(model.named_parameters(), compressor, **OPTIONS)
-        for step in range(saved_after):
-            _gradients(model, step)
-            optimizer.step()
-        file = io.BytesIO()
-        torch.save([model.state_dict(), optimizer.state_dict(), compressor.state_dict()], file)
-        file.seek(0)
-        saved = torch.load(file)
-        again, other = _model(), _compressor()
-        resumed = OneBitAdam(again.named_parameters(), other, **OPTIONS)
-        for what, state in zip((again, resumed, other), saved, strict=True):
-            what.load_state_dict(state)
-        for step in range(saved_after, 8):
-            for one, made in ((model, optimizer), (again, resumed)):
-                _gradients(one, step)
-                made.step()
-        assert_same_bits(_parameters(again), _parameters(model))
-
-
-@on_ranks(2, launcher="torchrun")
 def test_states_of_different_steps_are_an_error_on_every_rank() -> None:
     """Otherwise gradients would be encoded in the warm-up, or momenta not encoded after it."""
     for steps, codec in ((2, OneBit()), (WARM + 2, OneBit()), (WARM + 2, Int8())):
-        model, compressor = _model(), _compressor(codec)
-        optimizer = OneBitAdam(model.named_parameters(), compressor, **OPTIONS)
-        for step in range(steps):
-            _gradients(model, step)
-            optimizer.step()
+        model, optimizer = _made(codec)
+        compressor = optimizer.compressor
+        _go_on(model, optimizer, range(steps))
         saved = copy.deepcopy([m.state_dict() for m in (model, optimizer, compressor)])
         before = _parameters(model)
         _gradients(model, steps)
@@ -244,35 +227,30 @@ def test_checkpoints_of_torch_distributed_checkpoint() -> None:
     """They find the optimizer's state without a step, which would send residuals away."""
     for codec in (OneBit(), Int8()):
         for saved_after in (0, 2, WARM + 2):
-            model, compressor = _model(), _compressor(codec)
-            optimizer = OneBitAdam(model.named_parameters(), compressor, **OPTIONS)
-            for step in range(saved_after):
-                _gradients(model, step)
-                optimizer.step()
+            model, optimizer = _made(codec)
+            compressor = optimizer.compressor
+            _go_on(model, optimizer, range(saved_after))
             optimizer.zero_grad()
             norm, sent = compressor.residual_norm(), compressor.counters.wire_bytes
             saved = copy.deepcopy(
                 [get_optimizer_state_dict(model, optimizer), compressor.state_dict()]
             )
             assert (compressor.residual_norm(), compressor.counters.wire_bytes) == (norm, sent)
-            again, other = _model(), _compressor(codec)
+            again, resumed = _made(codec)
+            other = resumed.compressor
             again.load_state_dict(model.state_dict())
-            resumed = OneBitAdam(again.named_parameters(), other, **OPTIONS)
             other.load_state_dict(saved[1])
             set_optimizer_state_dict(again, resumed, saved[0])
             assert other.counters.wire_bytes == 0 and other.residual_norm() == norm
-            for step in range(saved_after, WARM + 5):
-                for one, made in ((model, optimizer), (again, resumed)):
-                    _gradients(one, step)
-                    made.step()
+            for one, made in ((model, optimizer), (again, resumed)):
+                _go_on(one, made, range(saved_after, WARM + 5))
             assert_same_bits(_parameters(again), _parameters(model))
 
 
 @on_ranks(2, launcher="torchrun")
 def test_a_step_that_fails_is_counted_by_both() -> None:
     """The warm-up ends for the optimizer where it ends for the compressor."""
-    model = _model()
-    optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
+    model, optimizer = _made()
     for step in range(WARM + 2):
         _gradients(model, step)
         if step != 1:
@@ -292,8 +270,7 @@ def test_a_step_that_fails_is_counted_by_both() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_a_step_without_a_parameter_to_train() -> None:
     """As in AdamW, nothing happens; and ranks that freeze others learn of it."""
-    model = _model()
-    optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
+    model, optimizer = _made()
     model.requires_grad_(False)
     before = _parameters(model)
     assert optimizer.step(lambda: 7.0) == 7.0
@@ -305,26 +282,21 @@ def test_a_step_without_a_parameter_to_train() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_copy_goes_on_bit_for_bit() -> None:
-    model = _model()
-    optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
-    for step in range(WARM + 2):
-        _gradients(model, step)
-        optimizer.step()
+    model, optimizer = _made()
+    _go_on(model, optimizer, range(WARM + 2))
     optimizer.skipped_steps = 3
     twin, copied = copy.deepcopy((model, optimizer))
     assert copied.compressor is not optimizer.compressor and copied.skipped_steps == 3
-    for step in range(WARM + 2, WARM + 5):
-        for one, beside in ((model, optimizer), (twin, copied)):
-            _gradients(one, step)
-            beside.step()
+    for one, beside in ((model, optimizer), (twin, copied)):
+        _go_on(one, beside, range(WARM + 2, WARM + 5))
     assert_same_bits(_parameters(twin), _parameters(model))
     assert copied.compressor.residual_norm() == optimizer.compressor.residual_norm() > 0
 
 
 @on_ranks(2, launcher="torchrun")
 def test_no_rank_makes_a_step_with_an_inf() -> None:
-    model, compressor = _model(), _compressor()
-    optimizer = OneBitAdam(model.named_parameters(), compressor, **OPTIONS)
+    model, optimizer = _made()
+    compressor = optimizer.compressor
     for step in range(8):
         _gradients(model, step)
         bad = step in (1, 5)  # In the warm-up, and after it.
@@ -351,8 +323,7 @@ def test_no_rank_makes_a_step_with_an_inf() -> None:
 def test_a_warm_up_begins_with_the_first_step_that_is_made() -> None:
     trained = []
     for skipped in (0, 1, WARM + 1):
-        model = _model()
-        optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
+        model, optimizer = _made()
         for step in range(-skipped, WARM + 3):
             _gradients(model, max(step, 0))
             if step < 0 and dist.get_rank() == 1:
@@ -369,9 +340,7 @@ def test_a_warm_up_begins_with_the_first_step_that_is_made() -> None:
 def test_an_inf_in_what_is_not_encoded_leaves_residuals_alone() -> None:
     model = _model()
     optimizer = OneBitAdam(model.named_parameters(), _compressor(exclude=["third"]), **OPTIONS)
-    for step in range(WARM + 2):
-        _gradients(model, step)
-        optimizer.step()
+    _go_on(model, optimizer, range(WARM + 2))
     before, norm = _parameters(model), optimizer.compressor.residual_norm()
     _gradients(model, WARM + 2)
     grad = dict(model.named_parameters())["third"].grad
@@ -418,8 +387,7 @@ def test_unnamed_parameters_and_half_precision() -> None:
 
 @on_ranks(2, launcher="torchrun")
 def test_a_closure() -> None:
-    model = _model()
-    optimizer = OneBitAdam(model.named_parameters(), _compressor(), **OPTIONS)
+    model, optimizer = _made()
     values = targets(SHAPES, dist.get_rank(), 0)
 
     def closure() -> torch.Tensor:
@@ -517,7 +485,9 @@ def test_elements_that_are_seen_late_move_as_far_as_with_adamw() -> None:
 
 
 @on_ranks(2, launcher="torchrun")
-def test_a_late_warm_up_goes_on_from_a_checkpoint() -> None:
+def test_a_checkpoint_goes_on_bit_for_bit() -> None:
+    """Also in the warm-up of a parameter that joins late."""
+
     def train(model: Probe, optimizer: OneBitAdam, steps: range) -> None:
         for step in steps:
             _gradients(model, step)
@@ -525,14 +495,14 @@ def test_a_late_warm_up_goes_on_from_a_checkpoint() -> None:
                 model.get_parameter("third").grad = None
             optimizer.step()
 
-    for saved_after in (WARM + 1, WARM + 4):
-        model, compressor = _model(), _compressor()
-        optimizer = OneBitAdam(model.named_parameters(), compressor, **OPTIONS)
+    for saved_after in (2, WARM + 1, WARM + 4):
+        model, optimizer = _made()
         train(model, optimizer, range(saved_after))
-        saved = copy.deepcopy([m.state_dict() for m in (model, optimizer, compressor)])
-        again, other = _model(), _compressor()
-        resumed = OneBitAdam(again.named_parameters(), other, **OPTIONS)
-        for what, state in zip((again, resumed, other), saved, strict=True):
+        file = io.BytesIO()
+        torch.save([one.state_dict() for one in (model, optimizer, optimizer.compressor)], file)
+        again, resumed = _made()
+        saved = torch.load(io.BytesIO(file.getvalue()))
+        for what, state in zip((again, resumed, resumed.compressor), saved, strict=True):
             what.load_state_dict(state)
         train(model, optimizer, range(saved_after, WARM + 12))
         train(again, resumed, range(saved_after, WARM + 12))

@@ -13,18 +13,12 @@ from hvd_compress.diloco import DiLoCo
 from hvd_compress.optim import OneBitAdam
 from hvd_compress.papers import DoubleBuffering
 from tests.contract.cases import FLAT, USUAL
+from tests.ddp.probes import assert_equal_on_all_ranks
 from tests.ranks import on_ranks
 from tests.torch_models import Probe, targets, unequal_threads
 
 SHAPES = {"a": (300, 701), "b": (2049, 65)}
 """So long that PyTorch divides them among threads."""
-
-
-def _assert_alike(tensors: Any) -> None:
-    for name, one in dict(tensors).items():
-        rows = [torch.empty_like(one) for _ in range(dist.get_world_size())]
-        dist.all_gather(rows, one.detach())
-        assert torch.equal(*rows), name
 
 
 @on_ranks(2, launcher="torchrun")
@@ -36,7 +30,7 @@ def test_averages() -> None:
             for step in range(2):
                 got = targets(SHAPES, dist.get_rank(), step)
                 hvdc.all_reduce(list(got.values()), compressor, key=list(got))
-                _assert_alike(got)
+                assert_equal_on_all_ranks(got)
 
 
 @on_ranks(2, launcher="torchrun")
@@ -52,13 +46,14 @@ def test_1_bit_adam() -> None:
                     values[:7] *= step > 2
                     model.get_parameter(name).grad = values.to(dtype)
                 optimizer.step()
-            _assert_alike(
-                (f"{n}: {k}", s)
+            states = {
+                f"{n}: {k}": s
                 for n, p in model.named_parameters()
                 for k, s in optimizer.state[p].items()
                 if torch.is_tensor(s)
-            )
-            _assert_alike(model.named_parameters())
+            }
+            assert_equal_on_all_ranks(states)
+            assert_equal_on_all_ranks(dict(model.named_parameters()))
 
 
 @on_ranks(2, launcher="torchrun")
@@ -71,7 +66,7 @@ def test_double_buffering() -> None:
             for name, values in targets(SHAPES, dist.get_rank(), step).items():
                 model.get_parameter(name).grad = values
             buffering.step()
-        _assert_alike(model.named_parameters())
+        assert_equal_on_all_ranks(dict(model.named_parameters()))
 
 
 class _Normed(torch.optim.SGD):
@@ -96,6 +91,6 @@ def test_diloco() -> None:
                 for name, values in targets(SHAPES, dist.get_rank(), step).items():
                     model.get_parameter(name).add_(values)
             diloco.step()
-            _assert_alike(diloco.common_parameters)
-            _assert_alike(model.named_parameters())
+            assert_equal_on_all_ranks(diloco.common_parameters)
+            assert_equal_on_all_ranks(dict(model.named_parameters()))
         assert torch.get_num_threads() == threads

@@ -16,6 +16,7 @@ import hvd_compress.distributed as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, OneBit
 from hvd_compress.papers import DoubleBuffering, double_buffering
+from tests.ddp.probes import assert_equal_on_all_ranks
 from tests.elsewhere import elsewhere
 from tests.ranks import on_ranks
 from tests.torch_models import DEVICE, Simulation
@@ -189,10 +190,7 @@ def test_layers_that_are_unfrozen_or_frozen_later() -> None:
     model[2].requires_grad_(False)
     _train(model, buffering, range(3, 6))
     buffering.flush()
-    for parameter in model.parameters():
-        rows = [torch.empty_like(parameter) for _ in range(2)]
-        dist.all_gather(rows, parameter.detach())
-        assert torch.equal(rows[0], rows[1])
+    assert_equal_on_all_ranks(dict(model.named_parameters()))
     assert not torch.equal(model[0].weight, kept)
 
 

@@ -59,7 +59,7 @@ def test_every_codec() -> None:
 def test_gradients_of_every_kind() -> None:
     _contract(results.half_precision)
     _bodies(
-        test_gradients.test_half_precision,
+        test_gradients.test_gradients_of_float64_go_as_they_are,
         test_gradients.test_shapes_that_tracing_does_not_know,
         test_gradients.test_empty_gradients,
     )

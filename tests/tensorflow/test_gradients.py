@@ -178,14 +178,7 @@ def test_empty_gradients() -> None:
 
 
 @on_ranks(2, launcher="tensorflow")
-def test_half_precision() -> None:
-    for dtype in (tf.float16, tf.bfloat16):
-        for codec in (hvdc.OneBit, hvdc.FP16, hvdc.BF16, hvdc.NoCompression):
-            run = _send(codec(threshold=THRESHOLD), tf.TensorSpec((40, 70), dtype))
-            for step in range(2):
-                got = run(tf.cast(_two_valued((40, 70), hvd.rank(), step), dtype))
-                assert got.dtype == dtype
-                assert np.array_equal(tf.cast(got, tf.float32), _mean((40, 70), step)), codec
+def test_gradients_of_float64_go_as_they_are() -> None:
     for options in ({}, {"exclude": ["*"]}):
         double = _send(hvdc.OneBit(**options), tf.TensorSpec((40, 70), tf.float64))
         with warnings.catch_warnings(record=True) as caught:

@@ -14,8 +14,6 @@ import tensorflow as tf
 import hvd_compress.tensorflow as hvdc
 from hvd_compress.codecs import ECQ, QSGD, ErrorFeedback, Int8, OneBit
 from hvd_compress.tensorflow.elastic import TensorFlowState
-from hvd_compress.tensorflow.slots import GraphSlot
-from hvd_compress.tensorflow.state import StateOwner
 from tests.ranks import on_ranks
 from tests.tensorflow.probes import SHAPES, THRESHOLD, assert_same, exchange_with, targets
 
@@ -282,56 +280,6 @@ def test_wrong_calls_of_reset() -> None:
         compressor.reset()
     with pytest.raises(tf.errors.OpError, match="calls of reset: 0 on rank 0, 1 on rank 1"):
         exchange(targets(hvd.rank(), 1))
-
-
-@on_ranks(2, launcher="tensorflow")
-def test_another_number_of_ranks_loses_no_mass() -> None:
-    """Two ranks take over the unsent gradients of three, with the same part in the average."""
-    folder = tempfile.mkdtemp()
-    residuals = [
-        np.random.default_rng(rank).standard_normal(2800).astype(np.float32) for rank in range(3)
-    ]
-    paths = [os.path.join(folder, f"state-{rank}") for rank in range(3)]
-    for path, residual, rank in zip(paths, residuals, range(3), strict=True):
-        old = hvdc.OneBit(threshold=0, name=f"old.{rank}")
-        old.owner = StateOwner(
-            rank, 3, 0, lambda: {"orders": []}, print, exchange="allgather", owners=0
-        )
-        slot = GraphSlot(
-            0,
-            tf.float32,
-            tf.TensorShape(SHAPES[0]),
-            old._router.choose("g", (2800,), "float32"),
-        )
-        slot.residual.assign(residual)
-        slot.exchanges.assign(7)
-        old.slots.append(slot)
-        tf.train.Checkpoint(model=tf.Variable(1.0), mine=old).write(path)
-    compressor = hvdc.OneBit(threshold=0, name="new")
-    with pytest.raises(ValueError, match="of size 2, got 3"):
-        tf.train.Checkpoint(mine=compressor).read(paths[hvd.rank()])
-    with pytest.raises(
-        ValueError, match=r"one checkpoint of each rank, got those of ranks \[0, 2\]"
-    ):
-        compressor.load_resized([paths[0], paths[2]], "mine")
-    with pytest.raises(ValueError, match="expected a compressor called 'compressor'"):
-        compressor.load_resized(paths)
-    compressor.load_resized(paths[::-1], "mine")
-
-    variable = tf.Variable(tf.zeros(SHAPES[0]))
-
-    @tf.function
-    def exchange(gradient: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(variable * gradient)
-        tape = hvd.DistributedGradientTape(tape, compression=compressor)
-        return tape.gradient(loss, [variable])[0]
-
-    sent = exchange(tf.zeros(SHAPES[0])).numpy().reshape(-1)
-    left = compressor.slots[0].residual.numpy()
-    assert int(compressor.slots[0].exchanges) == 8
-    average = hvd.allreduce(left, name="left").numpy()
-    np.testing.assert_allclose(sent + average, sum(residuals) / 3, atol=1e-5)
 
 
 def _steps_of(compressor: hvdc.Compressor, variables: list[tf.Variable]) -> Any:

@@ -65,21 +65,30 @@ def _on_two_ranks(group: int | str) -> None:
         slot.owned.assign(ordered[slice(*cut.shards(3).of(rank))])
         slot.exchanges.assign(7)
         old.slots.append(slot)
-        tf.train.Checkpoint(compressor=old).write(path)
+        tf.train.Checkpoint(model=tf.Variable(1.0), mine=old).write(path)
         old.owner = StateOwner(
             rank, 3, 0, lambda: {"orders": [order]}, print, exchange="?", owners=2
         )
-        tf.train.Checkpoint(compressor=old).write(f"{path}-shared-by-two")
+        tf.train.Checkpoint(mine=old).write(f"{path}-shared-by-two")
     old.owner = StateOwner(0, 3, 0, lambda: {"orders": []}, print, exchange="allgather", owners=0)
-    tf.train.Checkpoint(compressor=old).write(f"{paths[0]}-gathered")
+    tf.train.Checkpoint(mine=old).write(f"{paths[0]}-gathered")
     with pytest.raises(ValueError, match="checkpoints of one exchange"):
-        hvdc.OneBit(name="mixed").load_resized([f"{paths[0]}-gathered", *paths[1:]])
+        hvdc.OneBit(name="mixed").load_resized([f"{paths[0]}-gathered", *paths[1:]], "mine")
     with pytest.raises(ValueError, match=r"that all ranks share out .*got owners \[2, 2, 2\]"):
-        hvdc.OneBit(name="of two").load_resized([f"{path}-shared-by-two" for path in paths])
+        hvdc.OneBit(name="of two").load_resized([f"{p}-shared-by-two" for p in paths], "mine")
+    new = _compressor(codec, f"of two.{group}", "two_shot")
+    with pytest.raises(ValueError, match="of size 2, got 3"):
+        tf.train.Checkpoint(mine=new).read(paths[hvd.rank()])
     unsent = residuals.mean(axis=0) + averages
     for name in ("two_shot", "allgather"):
         compressor = _compressor(codec, f"new.{group}.{name}", name)
-        compressor.load_resized(paths[::-1])
+        with pytest.raises(
+            ValueError, match=r"one checkpoint of each rank, got those of ranks \[0, 2\]"
+        ):
+            compressor.load_resized([paths[0], paths[2]], "mine")
+        with pytest.raises(ValueError, match="expected a compressor called 'compressor'"):
+            compressor.load_resized(paths)
+        compressor.load_resized(paths[::-1], "mine")
         variable = tf.Variable(tf.zeros(SHAPES[0]))
 
         @tf.function

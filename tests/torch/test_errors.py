@@ -52,49 +52,6 @@ def test_another_shape() -> None:
 
 
 @on_ranks(2, alone=True)
-def test_a_parameter_that_one_rank_lacks() -> None:
-    shapes = SHAPES if hvd.rank() == 0 else {**SHAPES, "more": (100, 30)}
-    _raises_in_first_step(
-        lambda m: hvdc.OneBit(m.named_parameters(), threshold=0),
-        hvdc.ExchangeError,
-        r"gradient of more: absent on rank 0, float32 \[100, 30\].* on rank 1",
-        shapes,
-    )
-
-
-@on_ranks(2, alone=True)
-def test_a_rank_that_forgot_its_state() -> None:
-    model = Probe(SHAPES)
-    compressor = hvdc.Ternary(model.named_parameters(), threshold=0)
-    optimizer = distributed(model, compressor)
-    for step in range(2):
-        exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
-    resumed = hvdc.Ternary(model.named_parameters(), threshold=0, name="resumed")
-    if hvd.rank() == 0:
-        resumed.load_state_dict(compressor.state_dict())
-    optimizer._compression = resumed
-    with pytest.raises(hvdc.ExchangeError, match=r"step 2 on rank 0, .*step 0 on rank 1"):
-        exchange(model, optimizer, targets(SHAPES, hvd.rank(), 2))
-
-
-@on_ranks(2, alone=True)
-def test_a_rank_that_forgot_its_warmup() -> None:
-    model = Probe(SHAPES)
-    compressor = hvdc.OneBit(model, threshold=0, warmup_steps=4)
-    optimizer = distributed(model, compressor)
-    for step in range(3):
-        exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
-    resumed = hvdc.OneBit(model, threshold=0, warmup_steps=4, name="resumed")
-    if hvd.rank() == 0:
-        resumed.load_state_dict(compressor.state_dict())
-    optimizer._compression = resumed
-    with pytest.raises(
-        hvdc.ExchangeError, match=r"3 of 4 warm-up .* rank 0, .*0 of 4 warm-up .* rank 1"
-    ):
-        exchange(model, optimizer, targets(SHAPES, hvd.rank(), 3))
-
-
-@on_ranks(2, alone=True)
 def test_a_rank_that_was_replaced_without_its_state() -> None:
     """The others have long agreed; the new one asks them to compare."""
     model = Probe(SHAPES)
@@ -149,28 +106,14 @@ def test_horovod_initialized_again_with_fewer_ranks() -> None:
     assert compressor.counters.message_bytes < 0.1 * compressor.counters.uncompressed_bytes
 
 
-def _refuses_operation(operation: object) -> None:
+@on_ranks(2, alone=True)
+def test_minimum() -> None:
     _raises_in_first_step(
         lambda m: hvdc.OneBit(m.named_parameters(), threshold=0),
         hvdc.ExchangeError,
         "expected op=Average or op=Sum.*Min, Max, Product or Adasum",
-        op=operation,
+        op=hvd.Min,
     )
-
-
-@on_ranks(2, alone=True)
-def test_minimum() -> None:
-    _refuses_operation(hvd.Min)
-
-
-@on_ranks(3, alone=True)
-def test_maximum() -> None:
-    _refuses_operation(hvd.Max)
-
-
-@on_ranks(2, alone=True)
-def test_product() -> None:
-    _refuses_operation(hvd.Product)
 
 
 @on_ranks(2, alone=True)
@@ -258,14 +201,9 @@ def test_an_altered_payload() -> None:
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), 1))
 
 
-def _joins(first_to_leave: int, after: int = 2, changed_after: int | None = None) -> None:
-    """Ranks run out of data at different times; the others go on as with plain Horovod.
-
-    Args:
-        first_to_leave: this rank joins.
-        after: its steps.
-        changed_after: steps after which all ranks change the codec, and have to agree anew.
-    """
+@on_ranks(3)
+def test_join_before_ranks_have_agreed_again() -> None:
+    """A rank runs out of data; the others, which all change the codec, go on as with plain Horovod."""
     model, plain = Probe(SHAPES), Probe(SHAPES)
     # Quantized once, so that two values are sent exactly.
     compressor = hvdc.OneBit(model.named_parameters(), threshold=100, exchange="allgather")
@@ -273,9 +211,9 @@ def _joins(first_to_leave: int, after: int = 2, changed_after: int | None = None
     stock = distributed(plain, hvd.Compression.none)
     next_epoch: list[list[dict[str, torch.Tensor]]] = []
     for m, o in ((plain, stock), (model, ours)):
-        for step in range(after if hvd.rank() == first_to_leave else 4):
+        for step in range(2 if hvd.rank() == 1 else 4):
             exchange(m, o, two_valued(SHAPES, hvd.rank(), step))
-            if m is model and step + 1 == changed_after:
+            if m is model and step == 1:
                 compressor.set_codec(OneBit(512))
         hvd.join()
         next_epoch.append(
@@ -284,15 +222,9 @@ def _joins(first_to_leave: int, after: int = 2, changed_after: int | None = None
     for expected, got in zip(*next_epoch, strict=True):
         assert_same_bits(got, expected)
     parameters = [{n: p.detach() for n, p in m.named_parameters()} for m in (model, plain)]
-    if hvd.rank() != first_to_leave:
+    if hvd.rank() != 1:
         assert_same_bits(*parameters)
-    assert math.isfinite(compressor.residual_norm())
     assert compressor.residual_norm() == 0  # Two-valued gradients leave no residual.
-
-
-@on_ranks(3)
-def test_join_before_ranks_have_agreed_again() -> None:
-    _joins(first_to_leave=1, changed_after=2)
 
 
 @on_ranks(1)
@@ -309,33 +241,11 @@ def test_wrong_arguments_fail_at_construction() -> None:
         ),
         (ValueError, "got none", lambda: hvdc.OneBit(iter(()))),
         (ValueError, "distinct names", lambda: hvdc.OneBit(parameters + parameters[:1])),
-        (ValueError, "multiple of 64", lambda: hvdc.OneBit(parameters, group=100)),
-        (TypeError, "multiple of 64", lambda: hvdc.OneBit(parameters, group=1.5)),
         (TypeError, "unexpected keyword", lambda: hvdc.OneBit(parameters, levels=4)),
         (ValueError, "alpha", lambda: hvdc.OneBit(parameters, feedback=ErrorFeedback(1.5))),
-        (
-            ValueError,
-            "alpha <= beta",
-            lambda: hvdc.OneBit(parameters, feedback=ErrorFeedback(1.0, 0.5)),
-        ),
-        (
-            ValueError,
-            r"expected alpha < 0\.\d+",
-            lambda: hvdc.ECQ(parameters, norm="l2", feedback=ErrorFeedback(0.5)),
-        ),
-        (ValueError, "expected one of", lambda: hvdc.Int8(parameters, kind="float")),
-        (ValueError, "threshold", lambda: hvdc.OneBit(parameters, threshold=-1)),
         (TypeError, "warmup_steps", lambda: hvdc.OneBit(parameters, warmup_steps=1.0)),
         (ValueError, "seed", lambda: hvdc.OneBit(parameters, seed=2**32)),
         (ValueError, "threads", lambda: hvdc.OneBit(parameters, threads=0)),
-        (TypeError, "sequence of patterns", lambda: hvdc.OneBit(parameters, exclude="a")),
-        (
-            ValueError,
-            r"matches a parameter's name, got 'z'",
-            lambda: hvdc.OneBit(parameters, exclude=["z"]),
-        ),
-        (TypeError, "expected a codec", lambda: hvdc.OneBit(parameters, layers={"a": 3})),
-        (ValueError, "onebit", lambda: hvdc.OneBit(parameters, layers={"a": "two"})),
         (TypeError, "GradScaler", lambda: hvdc.OneBit(parameters, grad_scaler=2.0)),
         (ValueError, "expected one of", lambda: hvdc.Compressor(parameters, "zip")),
         (

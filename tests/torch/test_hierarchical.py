@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -12,15 +11,14 @@ import torch
 
 import hvd_compress.torch as hvdc
 from hvd_compress import Route
-from hvd_compress.codecs import Codec, ErrorFeedback, Int8, OneBit
+from hvd_compress.codecs import Codec, ErrorFeedback, OneBit
 from tests import jobs
 from tests.ranks import on_ranks
 from tests.torch.probes import distributed, exchange, watch
-from tests.torch_models import Probe, Simulation, assert_same_bits, targets
+from tests.torch_models import Probe, targets
 
 SHAPES = {"a": (40, 170), "b": (3000,), "c": (8, 3, 5, 5), "tiny": (3,), "scalar": ()}
 DYNAMIC = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
-NONE = ErrorFeedback(alpha=0.0)
 
 
 def _start(
@@ -40,13 +38,6 @@ def _raises_in_first_step(message: str, **options: Any) -> None:
     with pytest.raises(hvdc.ExchangeError, match=message):
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
     hvd.barrier()  # A rank that leaves early would take Horovod with it.
-
-
-@on_ranks(3, launcher="two hosts", environment=DYNAMIC, alone=True)
-def test_hosts_of_unequal_size() -> None:
-    _raises_in_first_step(
-        r"hosts: .*local rank 0 of 2 on host 0 on rank 0, .* local rank 0 of 1 on host 1 on rank 2"
-    )
 
 
 @on_ranks(4, launcher="two hosts", alone=True)
@@ -69,33 +60,6 @@ def test_an_altered_payload() -> None:
         exchange(model, optimizer, targets(SHAPES, hvd.rank(), 1))
 
 
-@on_ranks(4, launcher="two hosts", environment=DYNAMIC, alone=True)
-def test_some_layers_by_way_of_hosts() -> None:
-    """The layers have these routes from the start, or get them later."""
-    feedback, by_hosts = ErrorFeedback(), Route(OneBit(), exchange="hierarchical", inner=Int8())
-    for layers in ({"a": by_hosts}, {}):
-        model, compressor = _start(exchange="two_shot", layers=layers)
-        optimizer = distributed(model, compressor)
-        if not layers:
-            compressor.set_codec(by_hosts, "a")
-        simulations = {
-            name: Simulation(way, OneBit(), feedback, SHAPES, 4, local=2, inner=inner)
-            for name, way, inner in (("a", "hierarchical", Int8()), ("b", "two_shot", None))
-        }
-        for step in range(2):
-            gradients = [targets(SHAPES, rank, step) for rank in range(4)]
-            got = exchange(model, optimizer, gradients[hvd.rank()])
-            for name, simulation in simulations.items():
-                assert_same_bits({name: got[name]}, {name: simulation.average(gradients)[name]})
-
-
-@on_ranks(2, environment=DYNAMIC)
-def test_wrong_arguments_fail_at_construction() -> None:
-    first = hvd.add_process_set([0])
-    with pytest.raises(ValueError, match="expected process_set=None for exchange='hierarchical'"):
-        _start(process_set=first)
-
-
 def test_a_rank_that_dies_before_the_host_hears_from_the_others() -> None:
     """Horovod with dynamic process sets ends the other processes itself, before we can."""
     job = ("tests.torch.dying_rank", "hierarchical", "bucket 0, stage 2")
@@ -107,42 +71,3 @@ def test_a_rank_that_dies_before_the_host_hears_from_the_others() -> None:
         r"(Connection (closed|reset) by peer|Broken pipe)",
         printed,
     ), printed
-
-
-def _unsent(states: list[dict[str, Any]], name: str) -> torch.Tensor:
-    """Returns the part of the gradients that all ranks have yet to add to the average."""
-    total = torch.zeros(math.prod(SHAPES[name]), dtype=torch.float64)
-    for state in states:
-        saved = state["tensors"][name]
-        if saved["residual"] is not None:
-            total += saved["residual"].double() / len(states)
-        if saved["owned"] is not None:
-            owned = saved["owned"]
-            part = owned["residual"].double() * owned["weight"] / len(states)
-            total[owned["begin"] : owned["end"]] += part
-    return total
-
-
-@on_ranks(4, launcher="two hosts", environment=DYNAMIC)
-def test_another_number_of_ranks_takes_over_everything_unsent() -> None:
-    two = hvd.add_process_set([0, 3])  # Hosts and places have sets of their own.
-    pair: dict[str, Any] = {"exchange": "two_shot", "process_set": two}
-    for old, new in ((pair, {}), ({}, {**pair, "name": "resized"})):
-        states: list[dict[str, Any]] = []
-        for options, steps in ((old, range(3)), (new, range(3, 5))):
-            members = two.ranks if options else range(4)
-            model, compressor = _start(**options)
-            if states and hvd.rank() in members:
-                compressor.load_resized(states)
-                unsent = {name: _unsent(states, name) for name in SHAPES}
-            loaded = hvd.allgather_object(compressor.state_dict(), name="loaded states")
-            if states and hvd.rank() in members:
-                for name in SHAPES:
-                    got = _unsent([loaded[rank] for rank in members], name)
-                    assert torch.allclose(got, unsent[name], atol=1e-6), name
-            where = {"process_set": two} if options else {}
-            optimizer = distributed(model, compressor, **where)
-            for step in steps:
-                exchange(model, optimizer, targets(SHAPES, hvd.rank(), step))
-            everywhere = hvd.allgather_object(compressor.state_dict(), name="old states")
-            states = [everywhere[rank] for rank in members]

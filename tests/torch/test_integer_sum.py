@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NoReturn
 
 import horovod.torch as hvd
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 
 import hvd_compress.torch as hvdc
 from hvd_compress import Route
-from hvd_compress.codecs import ECQ, ErrorFeedback, OneBit
+from hvd_compress.codecs import ECQ, ErrorFeedback
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges import integer_sum
 from hvd_compress.exchanges.comm import Collective
@@ -34,33 +33,6 @@ def _start() -> tuple[Probe, hvdc.Compressor]:
     model = Probe(SHAPES)
     options = {"exchange": "integer_sum", "threshold": 0}
     return model, hvdc.Compressor(model.named_parameters(), Route(ECQ(), WEAK), **options)
-
-
-@on_ranks(3, alone=True)
-def test_a_rank_that_fails_between_the_sums() -> None:
-    model, compressor = _start()
-    optimizer = distributed(model, compressor)
-    exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
-    error: tuple[type[Exception], str] = (
-        hvdc.ExchangeError,
-        "expected the levels of all 3 ranks, got those of 2",
-    )
-    if hvd.rank() == 1:
-        error = (ArithmeticError, "on purpose")
-
-        def failing(*arguments: Any) -> NoReturn:
-            raise ArithmeticError("on purpose")
-
-        ECQ.to_levels = failing  # type: ignore[method-assign]
-    with pytest.raises(error[0], match=error[1]):
-        exchange(model, optimizer, targets(SHAPES, hvd.rank(), 1))
-
-
-@on_ranks(1, environment={"HOROVOD_ELASTIC": "1"})
-def test_a_change_to_a_codec_that_cannot_be_added() -> None:
-    _, compressor = _start()
-    with pytest.raises(ValueError, match="expected a codec of evenly spaced levels"):
-        compressor.set_codec(OneBit())
 
 
 @every_row

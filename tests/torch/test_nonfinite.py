@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from unittest import mock
 
 import horovod.torch as hvd
 import pytest
@@ -11,8 +10,7 @@ import torch
 
 import hvd_compress.torch as hvdc
 from tests.ranks import on_ranks
-from tests.torch.probes import assert_identical_on_all_ranks, distributed, exchange
-from tests.torch_models import Probe, targets
+from tests.torch.probes import assert_identical_on_all_ranks, distributed
 
 
 @on_ranks(2)
@@ -60,40 +58,3 @@ def test_a_gradient_scaler_that_the_compressor_does_not_know() -> None:
         pytest.warns(UserWarning, match="make the compressor with grad_scaler=scaler"),
     ):
         scaler.step(optimizer)
-
-
-@on_ranks(2)
-def test_the_loss_scale_is_read_once_a_step() -> None:
-    """On a GPU, each read of the loss scale waits for all work before it."""
-    shapes = {"a": (4096,), "b": (3000,), "c": (70, 3)}
-    model = Probe(shapes)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    with mock.patch.object(scaler, "get_scale", wraps=scaler.get_scale) as reads:
-        compressor = hvdc.OneBit(model.named_parameters(), threshold=0, grad_scaler=scaler)
-        optimizer = distributed(model, compressor)
-        for step in range(3):
-            exchange(model, optimizer, targets(shapes, hvd.rank(), step))
-            assert reads.call_count == step + 1
-
-
-@on_ranks(2)
-def test_residuals_follow_the_loss_scale() -> None:
-    """Mass is conserved in unscaled units although the scale changes between steps."""
-    shapes = {"a": (4096,)}
-    model = Probe(shapes)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    compressor = hvdc.OneBit(model.named_parameters(), threshold=0, grad_scaler=scaler)
-    optimizer = distributed(model, compressor)
-    total, sent = torch.zeros(4096), torch.zeros(4096)
-    for step in range(6):
-        scale = 2.0 ** (step % 3)
-        scaler.update(scale) if step else scaler.scale(torch.ones(()))
-        scale = scaler.get_scale()
-        every = [targets(shapes, r, step) for r in range(hvd.size())]
-        mine = {"a": scale * every[hvd.rank()]["a"]}
-        sent += exchange(model, optimizer, mine)["a"] / scale
-        total += sum(g["a"] for g in every) / hvd.size()
-    residual = compressor.state_dict()["tensors"]["a"]["residual"] / scaler.get_scale()
-    assert math.isclose(compressor.residual_norm(), residual.double().norm().item(), rel_tol=1e-6)
-    everywhere = hvd.allreduce(residual, name="mean residual")
-    assert torch.allclose(sent + everywhere, total, atol=1e-5)

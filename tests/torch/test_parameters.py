@@ -21,22 +21,6 @@ SHAPES = {"base": (40, 70), "head": (3000,), "small": (10,)}
 
 
 @on_ranks(2)
-def test_a_layer_that_is_trained_later() -> None:
-    """One-bit codes carry these gradients without error: the result is the average."""
-    model = Probe(SHAPES)
-    model.base.requires_grad_(False)
-    compressor = hvdc.OneBit(model, threshold=100)
-    assert list(compressor.routes()) == ["head", "small"]
-    model.base.requires_grad_(True)
-    optimizer = distributed(model, compressor)
-    for step in range(2):
-        got = exchange(model, optimizer, two_valued(SHAPES, hvd.rank(), step))
-        each = [two_valued(SHAPES, rank, step) for rank in range(2)]
-        for name in SHAPES:
-            torch.testing.assert_close(got[name], (each[0][name] + each[1][name]) / 2)
-
-
-@on_ranks(2)
 def test_a_layer_that_is_frozen_in_training_does_not_move() -> None:
     """The layer's residual stays, and is sent when the layer is trained again."""
     for chosen in ("allgather", "two_shot", "changed codec"):
@@ -172,61 +156,6 @@ def test_sparse_gradients_go_horovods_own_way() -> None:
             results.append([parameter.grad.to_dense() for parameter in model.parameters()])
         for got, expected in zip(results[1], results[0], strict=True):
             torch.testing.assert_close(got, expected)
-
-
-@on_ranks(2)
-def test_sparse_gradients_beside_encoded_ones() -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Embedding(100, 40, sparse=True), torch.nn.Linear(40, 60))
-    optimizer = distributed(model, hvdc.OneBit(model), 0.1)
-    rows = torch.arange(5) + 3 * hvd.rank()
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(rows).square().sum().backward()
-        optimizer.step()
-    assert_identical_on_all_ranks(model)
-
-
-@on_ranks(2)
-def test_parameters_of_other_dtypes() -> None:
-    """Quantized weights have no gradient; those of float64 are added up as they are."""
-    model = Probe({"head": (3000,)})
-    model.register_parameter(
-        "quantized", torch.nn.Parameter(torch.zeros(5000, dtype=torch.uint8), requires_grad=False)
-    )
-    model.register_parameter("wide", torch.nn.Parameter(torch.zeros(5000, dtype=torch.float64)))
-    with pytest.warns(UserWarning, match=r"uncompressed in their own dtype: wide \(float64\)$"):
-        compressor = hvdc.OneBit(model)
-    assert list(compressor.routes()) == ["head", "wide"]
-    optimizer = distributed(model, compressor)
-    each = [targets({"head": (3000,), "wide": (5000,)}, rank, 0) for rank in range(2)]
-    for one in each:
-        one["wide"] = one["wide"].double() / 3
-    got = exchange(model, optimizer, each[hvd.rank()])
-    assert got["wide"].dtype == torch.float64
-    torch.testing.assert_close(got["wide"], (each[0]["wide"] + each[1]["wide"]) / 2)
-
-
-@on_ranks(2)
-def test_parameters_that_cannot_be_exchanged() -> None:
-    model = torch.nn.Module()
-    model.w = torch.nn.Parameter(torch.zeros(5000, dtype=torch.complex64))
-    with pytest.raises(TypeError, match="w: expected a parameter of real numbers, got complex64"):
-        hvdc.OneBit(model)
-    model.w.requires_grad_(False)
-    assert hvdc.OneBit(model).routes() == {}
-
-
-@on_ranks(2)
-def test_a_model_that_is_changed_after_its_compressor() -> None:
-    model = Probe(SHAPES)
-    compressor = hvdc.OneBit(model)
-    optimizer = distributed(model.double(), compressor)
-    wide = {name: one.double() for name, one in targets(SHAPES, hvd.rank(), 0).items()}
-    with pytest.raises(
-        TypeError, match=r"(base|head): expected a gradient of .*, got dtype float64"
-    ):
-        exchange(model, optimizer, wide)
 
 
 @on_ranks(2)
