@@ -120,9 +120,7 @@ class HorovodTensorFlow(Frontend):
         "payloads_of_any_length": "messages of a graph have lengths that tracing fixes",
         "a_change_of_codec_loses_no_mass": "a graph holds its codec: there is no set_codec",
         "a_change_of_codec_on_some_ranks": "a graph holds its codec: there is no set_codec",
-        "a_reset_on_some_ranks": "there is no reset",
-        "a_return_to_an_earlier_model": "there is no reset",
-        "a_return_without_a_reset": "there is no reset",
+        "a_return_without_a_reset": "a graph does not look at residuals; the page on TensorFlow says so",
         "a_change_of_codec_that_the_script_drops": "a graph holds its codec: there is no set_codec",
         "an_owner_step_that_the_script_drops": "an owner's work is one operation of C++, without a step",
     }
