@@ -88,6 +88,25 @@ def test_wrong_arguments(
     assert str(raised.value).startswith(f"{name}: {message}")
 
 
+def test_a_tensor_that_is_not_contiguous(kernels: Checked) -> None:
+    with pytest.raises(ValueError, match="gradient: expected a contiguous tensor"):
+        call_encode(kernels, gradient=torch.zeros(140, device=kernels.device)[::2])
+
+
+def test_tensors_of_different_devices(kernels: Checked) -> None:
+    for name, count in (("residual", 70), ("payload", SIZE)):
+        dtype = torch.uint8 if name == "payload" else torch.float32
+        with pytest.raises(ValueError, match=f"{name}: expected a .*tensor, got one on meta"):
+            call_encode(kernels, **{name: torch.zeros(count, dtype=dtype, device="meta")})
+
+
+def test_payloads_that_are_not_aligned(kernels: Checked) -> None:
+    memory = torch.zeros(SIZE + 64, dtype=torch.uint8, device=kernels.device)
+    first = -memory.data_ptr() % 16
+    with pytest.raises(ValueError, match="expected payloads aligned to 16 bytes"):
+        call_encode(kernels, payload=memory[first + 4 : first + 4 + SIZE])
+
+
 def test_feedback_and_residual_come_together(kernels: Checked) -> None:
     for changed in ({"residual": None}, {"feedback": OFF}):
         with pytest.raises(ValueError, match="expected a residual exactly where error feedback"):
@@ -125,6 +144,14 @@ def test_tensors_that_are_too_large(kernels: Checked, codec: Codec, count: int) 
             feedback=OFF,
             residual=None,
             noise=NoiseKey(),
+        )
+
+
+def test_too_many_payloads(kernels: Checked) -> None:
+    payloads = torch.zeros((1025, SIZE), dtype=torch.uint8, device=kernels.device)
+    with pytest.raises(ValueError, match="expected at most 1024 ranks, got 1025"):
+        kernels.decode_sum(
+            CODEC, SHAPE, payloads, torch.zeros(SHAPE, device=kernels.device), step=0
         )
 
 

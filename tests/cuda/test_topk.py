@@ -12,7 +12,7 @@ from tests.codecs.rows import Row
 from tests.codecs.test_topk import altered_entries, with_checksum
 from tests.cuda.executors import Checked
 from tests.kernels.arrays import Guarded
-from tests.kernels.parity import EVERY_MODE, OFF, check_decode, compare
+from tests.kernels.parity import EVERY_MODE, OFF, check_decode, check_encode, reference_encode
 
 
 @pytest.mark.parametrize("bits", (1, 3, 32))
@@ -26,7 +26,9 @@ def test_of_equal_magnitudes_the_first_are_sent(
         x = np.random.default_rng(bits).choice(np.float32(values), shape)
         gradient, residual = torch.from_numpy(x), np.zeros(shape, np.float32)
         for feedback in EVERY_MODE:
-            compare(kernels, row, shape, gradient, feedback, residual, NoiseKey())
+            want = reference_encode(row, shape, gradient, feedback, residual, NoiseKey())
+            arguments = (gradient, feedback, residual, NoiseKey(), want)
+            check_encode(kernels, row, shape, *arguments, device=kernels.device)
 
 
 @pytest.mark.parametrize("ranks", (40, 600))
@@ -35,8 +37,16 @@ def test_sums_of_many_payloads(kernels: Checked, codec: TopK, ranks: int) -> Non
     """More than are read at a time, and so many that tiles are smaller."""
     row, shape = Row("topk", codec, 0, OFF), (9001,)
     own = [encode(codec, shape, normal(shape, seed=seed)) for seed in range(3)]
-    payloads = np.stack([own[rank % 3] for rank in range(ranks)])
-    check_decode(kernels, row, shape, payloads, torch.zeros(shape), step=0, scale=0.25)
+    check_decode(
+        kernels,
+        row,
+        shape,
+        np.stack([own[rank % 3] for rank in range(ranks)]),
+        torch.zeros(shape),
+        step=0,
+        scale=0.25,
+        device=kernels.device,
+    )
 
 
 def check_refusal(kernels: Checked, codec: TopK, payloads: np.ndarray, count: int) -> None:

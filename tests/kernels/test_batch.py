@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +21,10 @@ from hvd_compress.kernels.batch import BatchPayloadError, SerialBatch
 from hvd_compress.kernels.cpu import CpuKernels
 from hvd_compress.kernels.cpu_arrays import FixedArrays, addresses_of
 from hvd_compress.kernels.cpu_batch import CpuBatch
+from hvd_compress.kernels.cpu_library import load
 from hvd_compress.kernels.entries import Arrays, Entry
 from hvd_compress.kernels.interface import KernelBatch
-from hvd_compress.kernels.native import KernelError
+from hvd_compress.kernels.native import KernelError, Tensor, spec_of
 from hvd_compress.kernels.reference import ReferenceKernels
 from tests.codecs.cases import floats, normal, shapes, tensors
 from tests.codecs.rows import ROWS, Row
@@ -556,6 +558,83 @@ def test_parts_of_one_buffer() -> None:
     assert [*found.pointers[[0, 2]]] == [*checked.pointers[[0, 2]]]
     assert [*found.dtypes] == [*checked.dtypes] and found.codes == checked.codes
     assert addresses_of(cut, [8], None) is None
+
+
+# The C interface
+
+
+def c_tensors(count: int = 3) -> Any:
+    """Sound tensors, whose payloads stand one behind the other."""
+    made = (Tensor * count)()
+    for place, tensor in enumerate(made):
+        spec = spec_of(CODEC, SHAPE)
+        assert spec is not None
+        tensor.spec = spec
+        tensor.values = ctypes.addressof(C_NUMBERS[place])
+        tensor.residual = tensor.next_residual = ctypes.addressof(C_NUMBERS[3 + place])
+        tensor.offset, tensor.payload_bytes = place * SIZE, SIZE
+    return made
+
+
+C_NUMBERS = [(ctypes.c_float * 70)() for _ in range(6)]
+
+
+def c_encode(tensors: Any, count: int, message: Any) -> tuple[int, int]:
+    bad = ctypes.c_int64(-7)
+    status = load().hvdc_encode_batch(tensors, count, message, 2, ctypes.byref(bad))
+    return status, bad.value
+
+
+def c_decode(tensors: Any, count: int, message: Any, stride: int = 0, ranks: int = 1) -> Any:
+    bad, rank = ctypes.c_int64(-7), ctypes.c_int32(-7)
+    places = ctypes.byref(bad), ctypes.byref(rank)
+    status = load().hvdc_decode_batch(tensors, count, message, stride, ranks, 1.0, 2, *places)
+    return status, bad.value, rank.value
+
+
+@pytest.mark.parametrize("place", (0, 2))
+@pytest.mark.parametrize(
+    ("field", "value", "status"),
+    (
+        ("values", 0, 1),
+        ("dtype", 3, 1),
+        ("dtype", -1, 1),
+        ("residual", 0, 1),
+        ("next_residual", 0, 1),
+        ("spec", spec_of(CODEC, (200,)), 2),
+        ("payload_bytes", SIZE - 16, 2),
+        ("offset", -4, 2),
+        ("offset", 2, 2),
+    ),
+)
+def test_the_library_names_the_tensor(place: int, field: str, value: Any, status: int) -> None:
+    message = (ctypes.c_uint32 * (3 * SIZE // 4))()
+    tensors = c_tensors()
+    assert c_encode(tensors, 3, message) == (0, -1)
+    assert c_decode(tensors, 3, message) == (0, -1, -1)
+    setattr(tensors[place], field, value)
+    assert c_encode(tensors, 3, message) == (status, place)
+    assert c_decode(tensors, 3, message) == (status, place, -1)
+
+
+def test_the_library_refuses_other_arguments() -> None:
+    message = (ctypes.c_uint32 * (3 * SIZE // 4))()
+    tensors = c_tensors()
+    odd = ctypes.addressof(message) + 2
+    assert c_encode(None, 0, None) == (0, -1)
+    assert c_decode(None, 0, None) == (0, -1, -1)
+    for bad in ((None, 3, message), (tensors, 3, None), (tensors, -1, message), (tensors, 2, odd)):
+        assert c_encode(*bad) == (1, -1)
+        assert c_decode(*bad) == (1, -1, -1)
+    assert c_decode(tensors, 3, message, ranks=-1) == (1, -1, -1)
+    assert c_encode(tensors, 3, message) == (0, -1)
+    for stride in (0, SIZE - 4, SIZE + 2, -SIZE):
+        assert c_decode(tensors, 3, message, stride, ranks=2) == (2, 0, -1)
+    assert c_decode(tensors, 3, None, ranks=0) == (0, -1, -1)
+    load().hvdc_encode_batch(tensors, 3, message, 1, None)
+    message[SIZE // 4 + 12] ^= 1
+    assert c_decode(tensors, 3, message) == (4, 1, 0)
+    load().hvdc_decode_batch(tensors, 3, message, 0, 1, 1.0, 1, None, None)
 
 
 def test_an_error_of_the_library_names_codec_and_shape() -> None:

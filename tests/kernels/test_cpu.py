@@ -31,7 +31,7 @@ from hvd_compress.kernels import cpu_library
 from hvd_compress.kernels.cpu import CpuKernels, KernelError
 from hvd_compress.kernels.reference import ReferenceKernels
 from tests.codecs.cases import OFF, any_change, encode, normal
-from tests.kernels.arrays import INSTRUCTION_SETS, available
+from tests.kernels.arrays import DTYPES, INSTRUCTION_SETS, as_dtype, available, bits, widened
 
 SHAPE = (70,)
 CODEC = ECQ(4, "l2", 64)
@@ -322,6 +322,32 @@ class Truncated(Codec):
         self, scales: np.ndarray, codes: np.ndarray, shape: tuple[int, ...]
     ) -> np.ndarray:
         return (codes.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+@pytest.mark.parametrize("shape", ((), (0,), (70,), (3, 50)), ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_codec_without_a_kernel_runs_in_the_reference(dtype: str, shape: tuple[int, ...]) -> None:
+    codec, kernels, reference = Truncated(), CpuKernels(), ReferenceKernels()
+    gradient = as_dtype(normal(shape), dtype)
+    residual = torch.from_numpy(normal(shape, seed=2))
+    before = residual.numpy().copy()
+    payload = torch.zeros(codec.payload_bytes(shape), dtype=torch.uint8)
+    noise = NoiseKey(step=7)
+
+    kernels.encode(codec, shape, gradient, payload, feedback=FULL, residual=residual, noise=noise)
+
+    expected = before.copy()
+    g = widened(gradient)
+    want = encode(codec, shape, g, feedback=FULL, residual=expected, noise=noise)
+    assert np.array_equal(payload.numpy(), want)
+    assert np.array_equal(residual.numpy(), expected)
+
+    out = as_dtype(normal(shape, seed=3), dtype)
+    total = widened(out).copy()
+    payloads = torch.stack([payload, payload])
+    kernels.decode_sum(codec, shape, payloads, out, step=7, scale=0.3)
+    reference.decode_sum(codec, shape, payloads.numpy(), total, step=7, scale=0.3)
+    assert np.array_equal(bits(out), bits(torch.from_numpy(total).to(out.dtype)))
 
 
 @pytest.mark.parametrize("codec", (CODEC, Truncated()), ids=str)
