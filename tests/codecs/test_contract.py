@@ -30,11 +30,11 @@ from hvd_compress.codecs import (
 from hvd_compress.codecs.int8 import Kind
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FORMAT_VERSION
 from hvd_compress.codecs.rotation import rotate
-from hvd_compress.kernels.reference import quantize
+from hvd_compress.kernels.batch import Entry
+from hvd_compress.kernels.reference import ReferenceBatch, quantize
 from hvd_compress.testing import check_codec
 from tests.codecs.cases import (
     OFF,
-    REFERENCE,
     SHAPES,
     decode,
     encode,
@@ -120,15 +120,8 @@ def test_what_stood_in_the_payload_before_does_not_matter(row: Row) -> None:
     payloads = []
     for filler in (0x00, 0xFF):
         payload = np.full(row.codec.payload_bytes(shape), filler, np.uint8)
-        REFERENCE.encode(
-            row.codec,
-            shape,
-            normal(shape),
-            payload,
-            feedback=OFF,
-            residual=None,
-            noise=NoiseKey(),
-        )
+        batch = ReferenceBatch([Entry(row.codec, shape)])
+        batch.encode([normal(shape)], [None], [None], [0], payload)
         payloads.append(payload)
     assert np.array_equal(payloads[0], payloads[1])
 
