@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -32,10 +34,15 @@ class Native(Arithmetic):
         self, codec: Codec, shape: tuple[int, ...], x: np.ndarray, noise: NoiseKey
     ) -> np.ndarray:
         payload = np.empty((1, codec.payload_bytes(shape)), np.uint8)
-        batch = CpuBatch([Entry(codec, shape, noise=noise)])
+        batch = _batch(codec, shape, replace(noise, step=0))
         batch.encode([x], [None], [None], [noise.step], payload[0])
         if self._watch is not None:
             self._watch(codec, shape, noise, payload[0])
         decoded = np.empty(x.size, np.float32)
         batch.decode_sum([decoded], [noise.step], payload)
         return decoded
+
+
+@lru_cache(maxsize=4096)
+def _batch(codec: Codec, shape: tuple[int, ...], noise: NoiseKey) -> CpuBatch:
+    return CpuBatch([Entry(codec, shape, noise=noise)])
