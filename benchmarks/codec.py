@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import sys
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,11 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import json_files, machine
-from benchmarks.codec_cases import CODECS, Buffers, CodecCase
+from benchmarks.codec_cases import CODECS, Buffers, CodecCase, Make
 from benchmarks.codec_others import OTHERS, BitsAndBytesCase, PiQuantCase
 from benchmarks.command_line import Parser, positive
 from benchmarks.tables import Table
 from benchmarks.timing import Timing, beside
-from hvd_compress.kernels.interface import Kernels
 
 SCHEMA = "hvd_compress/codec/1"
 QUICK_ELEMENTS = 1 << 16
@@ -77,7 +77,7 @@ def main(command_line: list[str] | None = None) -> int:
     if args.device == "cuda":
         return _on_gpu(args)
     torch.set_num_threads(args.threads)
-    kernels = _kernels(args.kernels, args.threads)
+    make, isa = _kernels(args.kernels, args.threads)
     numbers = np.random.default_rng(0).standard_normal(args.elements, np.float32)
     buffers = Buffers(numbers, args.residual_dtype)
     chosen = _chosen(args)
@@ -86,11 +86,10 @@ def main(command_line: list[str] | None = None) -> int:
     with tqdm(chosen, disable=not sys.stderr.isatty()) as bar:
         for name in bar:
             bar.set_description(name)
-            case = CodecCase(CODECS[name], kernels, buffers)
+            case = CodecCase(CODECS[name], make, buffers)
             rows[name] = measure(case, buffers, args.repeats)
     for other in others:
         rows[other.name] = measure(other(buffers, args.threads), buffers, args.repeats)
-    isa = getattr(kernels, "isa", "numpy")
     result = {
         "schema": SCHEMA,
         "elements": args.elements,
@@ -98,7 +97,7 @@ def main(command_line: list[str] | None = None) -> int:
         "residual_dtype": args.residual_dtype,
         "threads": args.threads,
         "repeats": args.repeats,
-        "kernels": kernels.name,
+        "kernels": args.kernels,
         "isa": isa,
         "versions": machine.versions(),
         "machine": machine.description(),
@@ -178,14 +177,16 @@ def _parse(command_line: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def _kernels(name: str, threads: int) -> Kernels:
+def _kernels(name: str, threads: int) -> tuple[Make, str]:
+    """Makes batches with the named kernels; the instruction set, for the record."""
     if name == "reference":
-        from hvd_compress.kernels.reference import ReferenceKernels
+        from hvd_compress.kernels.reference import ReferenceBatch
 
-        return ReferenceKernels()
-    from hvd_compress.kernels.cpu import CpuKernels
+        return ReferenceBatch, "numpy"
+    from hvd_compress.kernels.cpu_batch import CpuBatch
+    from hvd_compress.kernels.cpu_library import isa
 
-    return CpuKernels(threads=threads)
+    return partial(CpuBatch, threads=threads), isa()
 
 
 def _relative_error(x: np.ndarray, decoded: np.ndarray) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,13 +18,15 @@ from hvd_compress.codecs import (
     ErrorFeedback,
     Int8,
     NoCompression,
-    NoiseKey,
     OneBit,
     Ternary,
     TopK,
     payload_length,
 )
-from hvd_compress.kernels.interface import Kernels
+from hvd_compress.kernels.batch import Batch, Entry
+
+Make = Callable[[list[Entry]], Batch]
+"""Makes the batch of a codec's only tensor."""
 
 ResidualDtype = Literal["float32", "bfloat16"]
 
@@ -88,16 +91,18 @@ class Buffers:
 
 
 class CodecCase:
-    """A codec of this package on one executor."""
+    """A codec of this package, as a batch of one tensor."""
 
-    def __init__(self, codec: Codec, kernels: Kernels, buffers: Buffers) -> None:
+    def __init__(self, codec: Codec, make: Make, buffers: Buffers) -> None:
         self.config: dict[str, Any] = codec.to_config()
         self.shape = matrix(buffers.x.size)
-        self._codec, self._kernels, self._buffers = codec, kernels, buffers
+        self._buffers = buffers
         self._payload = np.zeros((1, codec.payload_bytes(self.shape)), np.uint8)
         # A second payload, so that the one to be decoded stays that of the gradient alone.
         self._fed = np.zeros_like(self._payload[0])
-        self._coefficients = stable_feedback(codec, buffers.x.size, buffers.residual_dtype)
+        feedback = stable_feedback(codec, buffers.x.size, buffers.residual_dtype)
+        self._batch = make([Entry(codec, self.shape)])
+        self._with_feedback = make([Entry(codec, self.shape, feedback)])
         buffers.residual[:] = 0
 
     @property
@@ -108,27 +113,16 @@ class CodecCase:
 
     def encode(self) -> None:
         """Encodes without error feedback."""
-        self._encode(ErrorFeedback(alpha=0.0), None, self._payload[0])
+        self._batch.encode([self._buffers.x], [None], [None], [0], self._payload[0])
 
     def encode_with_feedback(self) -> None:
         """Adds the residual, encodes, and keeps the error as the new residual, in one call."""
-        self._encode(self._coefficients, self._buffers.residual, self._fed)
+        residuals = [self._buffers.residual]
+        self._with_feedback.encode([self._buffers.x], residuals, residuals, [0], self._fed)
 
     def decode(self) -> None:
         """Decodes, and overwrites the output."""
-        out = self._buffers.out
-        self._kernels.decode_sum(self._codec, self.shape, self._payload, out, step=0)
-
-    def _encode(self, feedback: ErrorFeedback, residual: Any | None, payload: np.ndarray) -> None:
-        self._kernels.encode(
-            self._codec,
-            self.shape,
-            self._buffers.x,
-            payload,
-            feedback=feedback,
-            residual=residual,
-            noise=NoiseKey(),
-        )
+        self._batch.decode_sum([self._buffers.out], [0], self._payload)
 
 
 def stable_feedback(

@@ -17,8 +17,11 @@ import torch
 
 from benchmarks.codec_cases import CODECS, ResidualDtype, matrix, stable_feedback
 from benchmarks.tables import Table
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.codecs import Codec
+from hvd_compress.codecs.feedback import OFF
+from hvd_compress.kernels.batch import Entry
 from hvd_compress.kernels.cuda import CudaKernels
+from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.kernels.torch_device import TorchDevice
 
 SCHEMA = "hvd_compress/codec-cuda/2"
@@ -55,7 +58,7 @@ class Buffers:
 
 
 class CodecCase:
-    """A codec of this package: the operations of :data:`MEASURED`, and the bytes that each must move."""
+    """The operations of :data:`MEASURED` on a batch of one tensor, and the bytes that each must move."""
 
     def __init__(self, codec: Codec, kernels: CudaKernels, buffers: Buffers) -> None:
         elements = buffers.x.numel()
@@ -66,25 +69,17 @@ class CodecCase:
         feedback = stable_feedback(codec, elements, buffers.residual_dtype)
         self.passes = _passes(codec)
 
-        off = ErrorFeedback(alpha=0.0)
+        batch, fed = (CudaBatch(kernels, [Entry(codec, shape, one)]) for one in (OFF, feedback))
 
-        def encode(
-            gradient: torch.Tensor,
-            coefficients: ErrorFeedback = off,
-            residual: torch.Tensor | None = None,
-        ) -> None:
-            kernels.encode(
-                codec,
-                shape,
-                gradient,
-                payloads[0],
-                feedback=coefficients,
-                residual=residual,
-                noise=NoiseKey(),
-            )
+        def encode(gradient: torch.Tensor) -> None:
+            batch.encode([gradient], [None], [None], [0], payloads[0])
+
+        def encode_with_feedback() -> None:
+            residuals = [buffers.residual]
+            fed.encode([buffers.x], residuals, residuals, [0], payloads[0])
 
         def decode(count: int) -> None:
-            kernels.decode_sum(codec, shape, payloads[:count], buffers.out, step=0)
+            batch.decode_sum([buffers.out], [0], payloads[:count])
 
         encode(buffers.x)
         payloads[1:] = payloads[0]
@@ -102,7 +97,7 @@ class CodecCase:
 
         self.work: dict[str, Work] = {
             "encode": lambda: encode(buffers.x),
-            "encode_with_feedback": lambda: encode(buffers.x, feedback, buffers.residual),
+            "encode_with_feedback": encode_with_feedback,
             "decode": lambda: decode(1),
             "decode_8": lambda: decode(8),
             "decode_64": lambda: decode(64),

@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import accuracy, codec, codec_file, json_files, launch, machine, report, results
-from benchmarks.codec_cases import Buffers, CodecCase
+from benchmarks.codec_cases import Buffers, CodecCase, Make
 from benchmarks.command_line import Parser, compression
 from benchmarks.compressions import parse
 from benchmarks.pages.reading import label, signed
@@ -31,9 +31,9 @@ from benchmarks.tables import Table
 from benchmarks.trainers import FRAMEWORKS
 from benchmarks.verdicts import SAME_BITS, SAME_POINTS, told
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.kernels.native import spec_of
-from hvd_compress.kernels.reference import ReferenceKernels
+from hvd_compress.kernels.reference import ReferenceBatch
 
 BASELINE = accuracy.BASELINE
 COMPRESSIONS = ["int8", "ecq", "onebit"]
@@ -81,12 +81,12 @@ def timed(route: Route, buffers: Buffers, repeats: int) -> dict[str, Any]:
     """
     if route.codec.exchange is not None:
         return {}
-    executors: dict[str, Any] = {"reference": ReferenceKernels()}
+    makers: dict[str, Make] = {"reference": ReferenceBatch}
     if spec_of(route.codec, (1,)) is not None:
-        executors["cpu"] = CpuKernels(threads=1)
+        makers["cpu"] = CpuBatch
     return {
-        name: codec.measure(CodecCase(route.codec, kernels, buffers), buffers, repeats, _CLOCK)
-        for name, kernels in executors.items()
+        name: codec.measure(CodecCase(route.codec, make, buffers), buffers, repeats, _CLOCK)
+        for name, make in makers.items()
     }
 
 

@@ -27,7 +27,8 @@ from hvd_compress.codecs.base import Shape, round_up
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.payload import FLAG_NONFINITE, open_payload
 from hvd_compress.codecs.registry import check_class
-from hvd_compress.kernels.reference import ReferenceKernels, dequantize, quantize
+from hvd_compress.kernels.batch import Entry
+from hvd_compress.kernels.reference import ReferenceBatch, dequantize, quantize
 
 __all__ = ["SHAPES", "check_codec", "special_values"]
 
@@ -58,8 +59,6 @@ _EPS = 2.0**-24
 _ON = (ErrorFeedback(1.0, 1.0), ErrorFeedback(0.37, 0.83))
 _ODDS = math.log(4 / 5.7e-7)
 """The logarithm for a two-sided test at 5 sigma."""
-
-_KERNELS = ReferenceKernels()
 
 
 def check_codec(
@@ -312,10 +311,8 @@ def _encode(
     filler: int = 0xAA,
 ) -> np.ndarray:
     payload = np.full(codec.payload_bytes(shape), filler, np.uint8)
-    noise = NoiseKey(step=step)
-    _KERNELS.encode(
-        codec, shape, gradient, payload, feedback=feedback, residual=residual, noise=noise
-    )
+    batch = ReferenceBatch([Entry(codec, shape, feedback)])
+    batch.encode([gradient], [residual], [residual], [step], payload)
     return payload
 
 

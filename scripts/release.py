@@ -44,14 +44,13 @@ DATA = (
 CHECK = """\
 import importlib.metadata, sys
 import hvd_compress
-from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels import cpu_library
 version = importlib.metadata.version("hvd_compress")
 assert version == hvd_compress.__version__, (version, hvd_compress.__version__)
 assert sys.prefix in hvd_compress.__file__, hvd_compress.__file__
-kernels = CpuKernels()
-best = kernels.isa
+best = cpu_library.isa()
 for name in ("plain", "avx2", "avx512")[: ("plain", "avx2", "avx512").index(best) + 1]:
-    kernels.set_isa(name)
+    cpu_library.set_isa(name)
 print(f"hvd_compress {version}, Python {sys.version.split()[0]}, kernels up to {best}")
 """
 """The program that checks an installed wheel, in a clean environment and outside the checkout."""

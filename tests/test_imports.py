@@ -106,7 +106,7 @@ def test_exchanges_know_no_codec_by_name() -> None:
         "hvd_compress",
         "hvd_compress.codecs",
         "hvd_compress.needs",
-        "hvd_compress.kernels.cpu",
+        "hvd_compress.kernels.copies",
         "hvd_compress.ranks.agreement",
         "hvd_compress.ranks.resize",
         "hvd_compress.exchanges.routing",

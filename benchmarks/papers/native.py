@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
 from hvd_compress.codecs import Codec, NoiseKey
-from hvd_compress.codecs.feedback import OFF
 from hvd_compress.exchanges.simulation import Arithmetic
-from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.batch import Entry
+from hvd_compress.kernels.cpu_batch import CpuBatch
 
 Watch = Callable[[Codec, tuple[int, ...], NoiseKey, np.ndarray], None]
 """A function of the codec, the tensor's shape, its position in the noise, and the payload, shape=(bytes,),
@@ -27,15 +29,20 @@ class Native(Arithmetic):
 
     def __init__(self, watch: Watch | None = None) -> None:
         self._watch = watch
-        self._kernels = CpuKernels(threads=1)
 
     def through(
         self, codec: Codec, shape: tuple[int, ...], x: np.ndarray, noise: NoiseKey
     ) -> np.ndarray:
         payload = np.empty((1, codec.payload_bytes(shape)), np.uint8)
-        self._kernels.encode(codec, shape, x, payload[0], feedback=OFF, residual=None, noise=noise)
+        batch = _batch(codec, shape, replace(noise, step=0))
+        batch.encode([x], [None], [None], [noise.step], payload[0])
         if self._watch is not None:
             self._watch(codec, shape, noise, payload[0])
         decoded = np.empty(x.size, np.float32)
-        self._kernels.decode_sum(codec, shape, payload, decoded, step=noise.step)
+        batch.decode_sum([decoded], [noise.step], payload)
         return decoded
+
+
+@lru_cache(maxsize=4096)
+def _batch(codec: Codec, shape: tuple[int, ...], noise: NoiseKey) -> CpuBatch:
+    return CpuBatch([Entry(codec, shape, noise=noise)])

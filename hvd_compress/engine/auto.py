@@ -12,12 +12,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from hvd_compress.codecs import Codec, ErrorFeedback
+from hvd_compress.codecs.base import Shape
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.executors import device_of
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.exchanges.comm import Collective
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, CodecLike, Route
+from hvd_compress.kernels.batch import Batch, Entry
 from hvd_compress.planner import explain
 from hvd_compress.planner.choices import tensor_of
 from hvd_compress.planner.planner import Planner, check_state
@@ -174,6 +177,10 @@ class Planning(CompressorBase, ABC):
             numbers = np.random.default_rng(0).standard_normal(count, np.float32)
             return torch.from_numpy(numbers).to(device, getattr(torch, dtype))
 
+        def batch(codec: Codec, shape: Shape, feedback: ErrorFeedback) -> Batch:
+            like = torch.empty(0, device=device)
+            return self._kernels.batch([Entry(codec, shape, feedback)], None, like)
+
         def total(numbers: list[float], name: str) -> list[float]:
             table = torch.tensor(numbers, dtype=torch.float64, device=device)
             return self._slowest(self._run("all_reduce", table, name)).tolist()
@@ -188,7 +195,7 @@ class Planning(CompressorBase, ABC):
                 self._size,
                 max(counts, default=1),
                 array=array,
-                kernels=self._kernels,
+                batch=batch,
                 collective=self._run,
                 wait=self._wait_for_device,
             ),

@@ -121,7 +121,7 @@ class Batch(Content):
             sender: the same as in :meth:`load`.
             role: the role in which this rank receives the payloads, for errors.
             word: a word on the device, shape=(1,), int32, for what only the device knows; see
-                :class:`hvd_compress.kernels.interface.KernelBatch`.
+                :class:`hvd_compress.kernels.batch.Batch`.
 
         Returns:
             Whether a payload was encoded from an Inf or a NaN, as far as the host knows.

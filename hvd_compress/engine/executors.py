@@ -11,16 +11,15 @@ from itertools import chain
 
 import torch
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
-from hvd_compress.kernels.batch import SerialBatch, SplitBatch
-from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.codecs import Codec
+from hvd_compress.codecs.checks import check_threads
+from hvd_compress.kernels.batch import Arrays, Batch, Entry, SplitBatch
+from hvd_compress.kernels.copies import CopiedBatch
 from hvd_compress.kernels.cpu_arrays import FixedArrays
 from hvd_compress.kernels.cpu_batch import CpuBatch
-from hvd_compress.kernels.cpu_library import spec_pointer
+from hvd_compress.kernels.cpu_library import load, spec_pointer
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.cuda_batch import CudaBatch
-from hvd_compress.kernels.entries import Arrays, Entry
-from hvd_compress.kernels.interface import KernelBatch, Kernels
 from hvd_compress.kernels.torch_device import TorchDevice
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -64,9 +63,8 @@ class HostWord:
 class Executors:
     """The CPU's kernels, and the CUDA kernels once there is a CUDA tensor.
 
-    Implements :class:`hvd_compress.kernels.interface.Kernels`. CUDA kernels run later than the calls that
-    start them, so :meth:`check` raises their errors. For CUDA tensors, a codec without CUDA kernels encodes
-    and decodes copies in host memory, and waits for the device.
+    CUDA kernels run later than the calls that start them, so :meth:`check` raises their errors. A codec
+    without CUDA kernels encodes and decodes copies of CUDA tensors in host memory and waits for the device.
 
     Args:
         threads: the number of threads of the CPU's kernels.
@@ -78,13 +76,13 @@ class Executors:
         later: the words that devices will write, and the errors that they stand for.
     """
 
-    name = "torch"
     cuda: CudaKernels | None = None
 
     def __init__(self, threads: int, *, chained: bool = False) -> None:
         self.threads = threads
         self._chained = chained
-        self._cpu = CpuKernels(threads)
+        check_threads("Executors", threads)
+        load()
         self._streams: dict[torch.device, set[torch.Stream]] = {}
         self._sharing = threading.Lock()
         self._warned: set[Codec] = set()
@@ -119,77 +117,34 @@ class Executors:
             for other in others:
                 stream.wait_stream(other)
 
-    def encode(
-        self,
-        codec: Codec,
-        shape: tuple[int, ...],
-        gradient: torch.Tensor,
-        payload: torch.Tensor,
-        *,
-        feedback: ErrorFeedback,
-        residual: torch.Tensor | None,
-        noise: NoiseKey,
-    ) -> None:
-        """Encodes with the kernels for the gradient's device; see :meth:`Kernels.encode`.
+    def batch(self, entries: Sequence[Entry], arrays: Arrays | None, like: torch.Tensor) -> Batch:
+        """Kernels that encode and decode many tensors together; ``like`` is a tensor on the same device.
+
+        Warns of each codec without CUDA kernels, the first time.
 
         Raises:
-            TypeError: there are no kernels for the gradient's device.
-        """
-        kernels, given, rest = self._of(gradient), gradient, residual
-        copied = self._runs_on_copies(codec, shape, gradient)
-        written = torch.empty_like(payload, device="cpu") if copied else payload
-        if copied:
-            kernels, given = self._cpu, gradient.cpu()
-            rest = None if residual is None else residual.cpu()
-        kernels.encode(codec, shape, given, written, feedback=feedback, residual=rest, noise=noise)
-        if copied:
-            payload.copy_(written)
-            if residual is not None and rest is not None:
-                residual.copy_(rest)
-
-    def decode_sum(
-        self,
-        codec: Codec,
-        shape: tuple[int, ...],
-        payloads: torch.Tensor,
-        out: torch.Tensor,
-        *,
-        step: int,
-        scale: float = 1.0,
-    ) -> None:
-        """Decodes and adds payloads with the kernels of the device of ``out``; arguments as in Kernels.
-
-        Raises:
-            PayloadError: a payload on the CPU was altered; on a device, :meth:`check` raises it later.
             TypeError: there are no kernels for the device.
         """
-        kernels = self._of(out)
-        keep_from_reuse(payloads, out)
-        copied = self._runs_on_copies(codec, shape, out)
-        written = out
-        if copied:
-            kernels, payloads, written = self._cpu, payloads.cpu(), out.cpu()
-        kernels.decode_sum(codec, shape, payloads, written, step=step, scale=scale)
-        if copied:
-            out.copy_(written)
-
-    def batch(self, entries: Sequence[Entry], arrays: Arrays, like: torch.Tensor) -> KernelBatch:
-        """Kernels that encode and decode many tensors together; ``like`` is a tensor on the same device."""
         kernels = self.deferred(like)
-        if kernels is None and like.device.type == "cpu":
+        if kernels is None and like.device.type != "cpu":
+            raise TypeError(
+                f"expected gradients on the CPU or on a CUDA device, got one on {like.device}"
+            )
+        if kernels is None:
             return CpuBatch(entries, self.threads, arrays)
+        arrays = arrays or Arrays.whole(entry.shape for entry in entries)
         quick = [has_cuda_kernels(entry.codec, entry.shape) for entry in entries]
-        if kernels is not None and all(quick):
+        if all(quick):
             return CudaBatch(kernels, entries, arrays)
-        parts: list[tuple[KernelBatch, Sequence[int]]] = []
+        parts: list[tuple[Batch, Sequence[int]]] = []
         for one in set(quick):
             numbers = [number for number, value in enumerate(quick) if value == one]
-            some = [entries[number] for number in numbers]
-            there = Arrays(arrays.sizes, [arrays.places[number] for number in numbers])
-            if kernels is not None and one:
+            some, there = [entries[number] for number in numbers], arrays.of(numbers)
+            if one:
                 parts.append((CudaBatch(kernels, some, there), numbers))
             else:
-                parts.append((SerialBatch(self, some, there), numbers))
+                self._warn(entry.codec for entry in some)
+                parts.append((CopiedBatch(some, self.threads, there), numbers))
         return SplitBatch(*parts)
 
     def restore(self, columns: Sequence[Columns], when: torch.Tensor) -> None:
@@ -252,28 +207,15 @@ class Executors:
             torch.get_device_module(device).synchronize(device)
         self.check()
 
-    def _runs_on_copies(self, codec: Codec, shape: tuple[int, ...], tensor: torch.Tensor) -> bool:
-        """Whether a codec has no kernel for a tensor's device; warns the first time."""
-        if has_cuda_kernels(codec, shape) or self.deferred(tensor) is None:
-            return False
-        if codec not in self._warned:
-            self._warned.add(codec)
-            warnings.warn(
-                f"{codec} has no CUDA kernel: copies in host memory are encoded and decoded, which is slow",
-                stacklevel=2,
-            )
-        return True
-
-    def _of(self, tensor: torch.Tensor) -> Kernels:
-        self.order(tensor)
-        deferred = self.deferred(tensor)
-        if deferred is not None:
-            return deferred
-        if tensor.device.type != "cpu":
-            raise TypeError(
-                f"expected gradients on the CPU or on a CUDA device, got one on {tensor.device}"
-            )
-        return self._cpu
+    def _warn(self, codecs: Iterable[Codec]) -> None:
+        for codec in dict.fromkeys(codecs):
+            if codec not in self._warned:
+                self._warned.add(codec)
+                warnings.warn(
+                    f"{codec} has no CUDA kernel: copies in host memory are encoded and decoded, which is "
+                    f"slow",
+                    stacklevel=3,
+                )
 
 
 def has_cuda_kernels(codec: Codec, shape: tuple[int, ...]) -> bool:

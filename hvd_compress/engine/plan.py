@@ -19,9 +19,8 @@ from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.layout import USED, Member, MessageLayout, OwnedPart, Owners
 from hvd_compress.exchanges.packing import Length
 from hvd_compress.exchanges.registry import EXCHANGES
+from hvd_compress.kernels.batch import Arrays, Batch, Entry
 from hvd_compress.kernels.cpu_arrays import FixedArrays
-from hvd_compress.kernels.entries import Arrays, Entry
-from hvd_compress.kernels.interface import KernelBatch
 
 Value = TypeVar("Value")
 
@@ -37,7 +36,7 @@ class Table:
     """
 
     layout: MessageLayout
-    kernels: KernelBatch
+    kernels: Batch
     tail: torch.Tensor
 
 

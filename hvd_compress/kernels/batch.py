@@ -1,18 +1,64 @@
-"""A batch made of any executor's calls, and one made of other batches."""
+"""Batches: many tensors that one call encodes into one message, or decodes from all ranks' messages."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from hvd_compress.codecs import Codec, PayloadError
+from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
 from hvd_compress.codecs.base import Shape
-from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET, open_payload
-from hvd_compress.kernels.cpu_arrays import as_numpy, check_lengths, check_message
-from hvd_compress.kernels.entries import Arrays, Entry
-from hvd_compress.kernels.interface import KernelBatch, Kernels, Sender
+from hvd_compress.codecs.feedback import OFF
+
+_FIRST = NoiseKey()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor's place in a batch.
+
+    Attributes:
+        codec: the codec that encodes the tensor.
+        shape: the tensor's shape; arrays are flat and row-major.
+        feedback: the error feedback coefficients; if they are not enabled, there is no residual.
+        noise: the seed, rank and tensor of the noise; the step is an argument of each call.
+        offset: the offset of the payload in the message in bytes, a multiple of 4.
+    """
+
+    codec: Codec
+    shape: Shape
+    feedback: ErrorFeedback = OFF
+    noise: NoiseKey = _FIRST
+    offset: int = 0
+
+    @property
+    def end(self) -> int:
+        """The offset of the payload's end in the message, in bytes."""
+        return self.offset + self.codec.payload_bytes(self.shape)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The places of the entries' values and residuals in the arrays of a call.
+
+    Attributes:
+        sizes: the number of elements in each array.
+        places: each entry's array, by number, and the entry's first element in this array.
+    """
+
+    sizes: Sequence[int]
+    places: Sequence[tuple[int, int]]
+
+    @classmethod
+    def whole(cls, shapes: Iterable[Shape]) -> Arrays:
+        """One whole array for each entry."""
+        sizes = [math.prod(shape) for shape in shapes]
+        return cls(sizes, [(number, 0) for number in range(len(sizes))])
+
+    def of(self, numbers: Iterable[int]) -> Arrays:
+        """The places of some of the entries, by number, in the same arrays."""
+        return Arrays(self.sizes, [self.places[number] for number in numbers])
 
 
 class BatchPayloadError(PayloadError):
@@ -29,30 +75,18 @@ class BatchPayloadError(PayloadError):
         self.rank = rank
 
 
-class SerialBatch(KernelBatch):
-    """Implements :class:`hvd_compress.kernels.interface.KernelBatch` with one executor call after another.
+Sender = Callable[[int, int], tuple[str, int]]
+"""The name of a tensor and the rank that sent a payload, by the number of an entry and of a row."""
 
-    Args:
-        kernels: the executor.
-        entries: the tensors.
-        arrays: the places of the entries' values; None means one array for each entry.
 
-    Raises:
-        ValueError: payloads overlap, or one does not start at a multiple of 4.
+class Batch(Protocol):
+    """Encodes tensors into one message, and decodes all ranks' messages, with one call each.
+
+    The tensors, their codecs and their places in the message are fixed when a batch is made
+    (:class:`Entry`), and so are their places in arrays (:class:`Arrays`). Every list has one item per
+    array. Each implementation has its own kind of arrays (NumPy arrays, tensors on the CPU, tensors on a
+    CUDA device); sizes, dtypes, meaning and bytes are the same everywhere.
     """
-
-    def __init__(
-        self,
-        kernels: Kernels,
-        entries: Sequence[Entry],
-        arrays: Arrays | None = None,
-    ) -> None:
-        self.entries = tuple(entries)
-        self.arrays = arrays or Arrays.whole(entry.shape for entry in self.entries)
-        self.message_bytes = check_places(
-            "Entry.offset", 4, [(entry.offset, entry.end) for entry in self.entries]
-        )
-        self._kernels = kernels
 
     def encode(
         self,
@@ -62,30 +96,26 @@ class SerialBatch(KernelBatch):
         steps: Sequence[int],
         message: Any,
     ) -> None:
-        """Encodes one entry after the other; arguments and errors are those of ``KernelBatch.encode``."""
-        check_lengths(len(self.arrays.sizes), values, residuals, next_residuals, steps)
-        check_message("message", message.shape[0], self.message_bytes)
-        for entry, (number, begin) in zip(self.entries, self.arrays.places, strict=True):
-            part = slice(begin, begin + math.prod(entry.shape))
-            residual, next_residual = residuals[number], next_residuals[number]
-            if (next_residual is None) != (residual is None):
-                raise ValueError(
-                    "encode: expected a next residual exactly where there is a residual"
-                )
-            rest = None
-            if residual is not None and next_residual is not None:
-                rest = next_residual[part]
-                if next_residual is not residual:
-                    rest[:] = residual[part]
-            self._kernels.encode(
-                entry.codec,
-                entry.shape,
-                values[number][part],
-                message[entry.offset : entry.end],
-                feedback=entry.feedback,
-                residual=rest,
-                noise=dataclasses.replace(entry.noise, step=steps[number]),
-            )
+        """Writes the payload of ``values + alpha residual`` for every entry.
+
+        Args:
+            values: the gradients, not changed; shape=(n,) each, float32, float16 or bfloat16, contiguous.
+            residuals: the residuals, changed only if the next residual shares its memory; shape=(n,) each,
+                in the feedback's ``residual_dtype``, contiguous; None where feedback is not enabled.
+            next_residuals: the arrays for the residuals after this encoding, like ``residuals``; each is
+                either the same memory or does not overlap it. In groups with a non-finite number, the
+                residual stays the same.
+            steps: the steps of the noise, which the payloads' headers contain.
+            message: the message; shape=(bytes,), uint8, contiguous. Only the payloads are overwritten. If
+                the size of payloads varies, the bytes behind a payload's length have no meaning.
+
+        Raises:
+            ValueError: a residual without feedback, or feedback without a residual; or the size, order,
+                alignment or device of an array differs.
+            TypeError: the dtype of an array differs.
+            PayloadError: the message is too short.
+        """
+        ...
 
     def decode_sum(
         self,
@@ -95,36 +125,48 @@ class SerialBatch(KernelBatch):
         scale: float = 1.0,
         word: Any | None = None,
     ) -> bool:
-        """Decodes entry by entry; arguments and errors are those of ``KernelBatch.decode_sum``."""
-        check_lengths(len(self.arrays.sizes), values, steps=steps)
-        check_message("rows", rows.shape[1], self.message_bytes)
-        nonfinite = False
-        for place, entry in enumerate(self.entries):
-            number, begin = self.arrays.places[place]
-            out, step = values[number][begin : begin + math.prod(entry.shape)], steps[number]
-            payloads = rows[:, entry.offset : entry.end]
-            try:
-                self._kernels.decode_sum(
-                    entry.codec, entry.shape, payloads, out, step=step, scale=scale
-                )
-            except PayloadError as error:
-                raise _named(error, entry, place, step, payloads) from None
-            if word is not None:
-                word |= (payloads[:, FLAGS_OFFSET] & FLAG_NONFINITE).max()
-            elif on_host(payloads):
-                flags = as_numpy(payloads)[:, FLAGS_OFFSET] & FLAG_NONFINITE
-                nonfinite = nonfinite or bool(flags.any())
-        return nonfinite
+        """Computes ``values = scale * (sum over ranks of the decoded payloads)`` for every entry.
+
+        The payloads are added in float32 and in the order of the rows, starting from +0; the sum is scaled
+        and rounded to the dtype of the values.
+
+        Args:
+            values: the result, shape=(n,) each, float32, float16 or bfloat16, contiguous.
+            steps: the steps that the payloads' headers must contain.
+            rows: one message per row, shape=(ranks, bytes), uint8; there may be gaps between rows.
+            scale: the factor of the sums, rounded to float32.
+            word: a word on the device, shape=(1,), int32, in and out. For tensors on a device, the lowest
+                bit is set if any payload was encoded from an Inf or a NaN, or was altered; other batches
+                leave the word as it is. None means that the caller does not need to know.
+
+        Returns:
+            Whether any payload was encoded from an Inf or a NaN. A batch that does not wait for its own
+            work cannot know, and returns False.
+
+        Raises:
+            BatchPayloadError: a payload is not one that its codec writes for its shape and step;
+                ``values`` are then unspecified, but no other memory has been changed.
+        """
+        ...
+
+    def name_senders(self, sender: Sender) -> None:
+        """Says who sends the payloads that are decoded from now on, for errors that are raised later.
+
+        Args:
+            sender: returns the tensor's name and the sender's rank for the number of an entry and of a row.
+                The errors that :meth:`decode_sum` raises do not need it.
+        """
+        return
 
 
-class SplitBatch(KernelBatch):
-    """Implements :class:`hvd_compress.kernels.interface.KernelBatch` with batches of the same arrays.
+class SplitBatch(Batch):
+    """Implements :class:`Batch` with batches of the same arrays.
 
     Args:
         parts: the batches, with the numbers that their entries have in the whole.
     """
 
-    def __init__(self, *parts: tuple[KernelBatch, Sequence[int]]) -> None:
+    def __init__(self, *parts: tuple[Batch, Sequence[int]]) -> None:
         self._parts = parts
 
     def encode(
@@ -135,7 +177,7 @@ class SplitBatch(KernelBatch):
         steps: Sequence[int],
         message: Any,
     ) -> None:
-        """Encodes one part after the other; arguments and errors are those of ``KernelBatch.encode``."""
+        """Encodes one part after the other; arguments and errors are those of :meth:`Batch.encode`."""
         for batch, _ in self._parts:
             batch.encode(values, residuals, next_residuals, steps, message)
 
@@ -147,7 +189,7 @@ class SplitBatch(KernelBatch):
         scale: float = 1.0,
         word: Any | None = None,
     ) -> bool:
-        """Decodes part by part; arguments and errors are those of ``KernelBatch.decode_sum``."""
+        """Decodes part by part; arguments and errors are those of :meth:`Batch.decode_sum`."""
         nonfinite = False
         for batch, numbers in self._parts:
             try:
@@ -158,7 +200,7 @@ class SplitBatch(KernelBatch):
         return nonfinite
 
     def name_senders(self, sender: Sender) -> None:
-        """See ``KernelBatch.name_senders``."""
+        """See :meth:`Batch.name_senders`."""
 
         def renumbered(numbers: Sequence[int]) -> Sender:
             return lambda entry, row: sender(numbers[entry], row)
@@ -167,45 +209,26 @@ class SplitBatch(KernelBatch):
             batch.name_senders(renumbered(numbers))
 
 
-def altered_payload(
-    codec: Codec, shape: Shape, step: int, rank: int, payload: Any, entry: int = 0
-) -> BatchPayloadError | None:
-    """The error that the reference finds in a rank's payload in host memory; None if there is none."""
-    try:
-        open_payload(codec, shape, step, as_numpy(payload).copy())
-    except PayloadError as error:
-        return BatchPayloadError(f"rank {rank}'s {error}", entry, rank)
-    return None
-
-
-def check_places(what: str, multiple: int, places: Iterable[tuple[int, int]]) -> int:
-    """Checks that ranges do not overlap; returns the end of the last one.
+def message_end(entries: Sequence[Entry], multiple: int) -> int:
+    """Checks that payloads do not overlap; returns the end of the last one, in bytes.
 
     Raises:
-        ValueError: two ranges overlap, or one starts before 0 or not at a multiple of ``multiple``.
+        ValueError: two payloads overlap, or one starts before 0 or not at a multiple of ``multiple``.
     """
     end = 0
-    for first, last in sorted(places):
+    for first, last in sorted((entry.offset, entry.end) for entry in entries):
         if first < 0 or first % multiple:
-            raise ValueError(f"{what}: expected multiples of {multiple} from 0 on, got {first}")
+            raise ValueError(
+                f"Entry.offset: expected multiples of {multiple} from 0 on, got {first}"
+            )
         if first < end:
-            raise ValueError(f"{what}: expected nothing before {end} to be used twice, got {first}")
+            raise ValueError(
+                f"Entry.offset: expected nothing before {end} to be used twice, got {first}"
+            )
         end = last
     return end
 
 
-def on_host(array: Any) -> bool:
-    """Whether the CPU can read an array's memory."""
-    return not hasattr(array, "data_ptr") or array.device.type == "cpu"
-
-
-def _named(
-    error: PayloadError, entry: Entry, number: int, step: int, payloads: Any
-) -> PayloadError:
-    """The same error with the entry and the rank."""
-    # An executor that raises for payloads on a device has waited for them, and decoded a copy.
-    for rank, payload in enumerate(payloads if on_host(payloads) else payloads.cpu()):
-        found = altered_payload(entry.codec, entry.shape, step, rank, payload, number)
-        if found is not None:
-            return found
-    return error
+def misplaced(what: str) -> ValueError:
+    """The error for an array of residuals that is there without error feedback, or missing with it."""
+    return ValueError(f"{what}: expected a residual exactly where error feedback is enabled")

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvd_compress.codecs import PayloadError, bfloat
+from hvd_compress.kernels.batch import Entry, misplaced
 from hvd_compress.kernels.cpu_library import spec_pointer
-from hvd_compress.kernels.entries import Entry
 from hvd_compress.kernels.native import (
     DTYPES,
     KernelError,
@@ -304,10 +304,10 @@ class TensorTable:
         ):
             for number in self._unfed:
                 if arrays[number] is not None:
-                    raise _misplaced(f"{what}[{number}]")
+                    raise misplaced(f"{what}[{number}]")
             for number in self._fed:
                 if arrays[number] is None:
-                    raise _misplaced(f"{what}[{number}]")
+                    raise misplaced(f"{what}[{number}]")
             pointers, dtypes = self._pointers(what, arrays, self._fed)
             for place in np.flatnonzero((dtypes != self._table["residual_dtype"]) & self._enabled):
                 number = self._arrays[place]
@@ -360,7 +360,3 @@ class TensorTable:
         pointers, dtypes, _ = found
         dtypes = dtypes[self._arrays]
         return pointers[self._arrays] + self._begins * _WIDTHS[dtypes], dtypes
-
-
-def _misplaced(what: str) -> ValueError:
-    return ValueError(f"{what}: expected a residual exactly where error feedback is enabled")

@@ -7,8 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvd_compress.codecs.checks import check_threads
-from hvd_compress.kernels.batch import BatchPayloadError, SerialBatch, altered_payload, check_places
-from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.batch import (
+    Arrays,
+    Batch,
+    BatchPayloadError,
+    Entry,
+    message_end,
+)
 from hvd_compress.kernels.cpu_arrays import (
     TensorTable,
     check_lengths,
@@ -18,13 +23,12 @@ from hvd_compress.kernels.cpu_arrays import (
 )
 from hvd_compress.kernels.cpu_arrays import rows as rows_of
 from hvd_compress.kernels.cpu_library import load
-from hvd_compress.kernels.entries import Arrays, Entry
-from hvd_compress.kernels.interface import KernelBatch
 from hvd_compress.kernels.native import spec_of
+from hvd_compress.kernels.reference import ReferenceBatch, opened
 
 
-class CpuBatch(KernelBatch):
-    """Implements :class:`hvd_compress.kernels.interface.KernelBatch` for NumPy arrays and CPU tensors.
+class CpuBatch(Batch):
+    """Implements :class:`hvd_compress.kernels.batch.Batch` for NumPy arrays and CPU tensors.
 
     The library's threads share the work of all tensors. The GIL is released while they run. Codecs
     without native kernels run in the reference, entry by entry, after the others.
@@ -48,18 +52,14 @@ class CpuBatch(KernelBatch):
         self.entries = tuple(entries)
         self.threads = threads
         self.arrays = arrays or Arrays.whole(entry.shape for entry in self.entries)
-        self.message_bytes = check_places(
-            "Entry.offset", 4, [(entry.offset, entry.end) for entry in self.entries]
-        )
+        self.message_bytes = message_end(self.entries, 4)
         self._library = load()
         native = [spec_of(entry.codec, entry.shape) is not None for entry in self.entries]
         self._native = [number for number, yes in enumerate(native) if yes]
         self._others = [number for number, yes in enumerate(native) if not yes]
         self._encoding, self._decoding = self._table(), self._table()
-        self._rest = SerialBatch(
-            CpuKernels(threads),
-            [self.entries[number] for number in self._others],
-            Arrays(self.arrays.sizes, [self.arrays.places[number] for number in self._others]),
+        self._rest = ReferenceBatch(
+            [self.entries[number] for number in self._others], self.arrays.of(self._others)
         )
 
     def encode(
@@ -70,7 +70,7 @@ class CpuBatch(KernelBatch):
         steps: Sequence[int],
         message: Any,
     ) -> None:
-        """Encodes on the CPU; arguments are those of :meth:`.interface.KernelBatch.encode`."""
+        """Encodes on the CPU; arguments are those of ``Batch.encode``."""
         check_lengths(len(self.arrays.sizes), values, residuals, next_residuals, steps)
         size = size_of(message)
         check_message("message", size, self.message_bytes)
@@ -91,7 +91,7 @@ class CpuBatch(KernelBatch):
         scale: float = 1.0,
         word: Any | None = None,
     ) -> bool:
-        """Decodes on the CPU; arguments and errors: see :meth:`.interface.KernelBatch.decode_sum`."""
+        """Decodes on the CPU; arguments and errors are those of ``Batch.decode_sum``."""
         check_lengths(len(self.arrays.sizes), values, steps=steps)
         ranks, size = rows.shape
         check_message("rows", size, self.message_bytes)
@@ -114,12 +114,8 @@ class CpuBatch(KernelBatch):
         if status and rank.value >= 0:
             # The reference's checks name the field and both values; the library only finds the payload.
             number = self._native[bad.value]
-            entry = self.entries[number]
-            payload = rows[rank.value][entry.offset : entry.end]
             step = steps[self.arrays.places[number][0]]
-            error = altered_payload(entry.codec, entry.shape, step, rank.value, payload, number)
-            if error is not None:
-                raise error
+            opened(self.entries[number], step, rows[rank.value], number, rank.value)
         if status:
             raise table.refusal(status, bad.value)
         nonfinite = table.any_flag()

@@ -56,6 +56,25 @@ def load() -> ctypes.CDLL:
     return library
 
 
+def isa() -> str:
+    """The instruction set in use: ``"avx512"``, ``"avx2"`` or ``"plain"``.
+
+    Raises:
+        KernelError: the library was not built, or belongs to another version.
+    """
+    return load().hvdc_isa().decode()
+
+
+def set_isa(name: str) -> None:
+    """Changes the instruction set in the whole process; for tests.
+
+    Raises:
+        KernelError: this machine does not have the instruction set.
+    """
+    if load().hvdc_set_isa(name.encode()):
+        raise KernelError(f"set_isa: expected an instruction set of this machine, got {name!r}")
+
+
 @lru_cache(maxsize=4096)
 def spec_pointer(codec: Codec, shape: Shape) -> Any | None:
     """A pointer to an ``hvdc_spec``; None for a codec without native kernels.

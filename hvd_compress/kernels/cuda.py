@@ -1,13 +1,12 @@
-"""The CUDA executor: the CUDA library, called with device pointers and streams through its C interface."""
+"""The CUDA library, called with device pointers and streams through its C interface."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -15,44 +14,38 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs import Codec, PayloadError
 from hvd_compress.codecs.base import Shape
 from hvd_compress.kernels import cuda_library
 from hvd_compress.kernels.cpu_arrays import Addresses, FixedArrays, addresses_of
 from hvd_compress.kernels.cuda_library import Error, Queue, Residual
-from hvd_compress.kernels.interface import Kernels
 from hvd_compress.kernels.native import (
     DTYPES,
     KernelError,
     Spec,
     check_dtype,
     dtype_of,
-    feedback_of,
-    noise_of,
     spec_of,
 )
 
 MAX_PAYLOADS = 1024
 """The largest number of ranks whose payloads one call can add up."""
 
-_REMEMBERED = 4096
-"""The number of latest calls to which an error can be traced."""
-
 _RESIDUAL = np.dtype(Residual)
 
 _BATCH_BITS = 32
-"""The bits of an error's tag that hold a call's number, or the number of an entry of a batch."""
+"""The bits of an error's tag that hold the number of an entry; the others hold that of the batch."""
 
 
 class Device(Protocol):
-    """The services that the executor needs from the framework that owns the tensors.
+    """The services that the kernels need from the framework that owns the tensors.
 
     The library itself allocates nothing: the framework owns all memory, and frees it in the order of its
     streams.
     """
 
     type: str
-    """The ``tensor.device.type`` of the tensors that the executor accepts."""
+    """The ``tensor.device.type`` of the tensors that the kernels accept."""
 
     def guard(self, index: int) -> AbstractContextManager[object]:
         """Makes a device current; restores the previous one, which may have no context yet, on exit."""
@@ -71,18 +64,11 @@ class Device(Protocol):
         ...
 
 
-class CudaKernels(Kernels):
-    """Implements :class:`hvd_compress.kernels.interface.Kernels` for CUDA tensors.
+class CudaKernels:
+    """The CUDA library for one framework: the launches and the errors of all batches on its devices.
 
-    A call puts its work into the current stream of the tensors' device and returns. So ``decode_sum``
-    cannot raise for an altered payload: the whole result becomes NaN, and :meth:`check` raises after the
-    caller has synchronized. With ``HVDC_CUDA_SYNC=1`` in the environment, each call waits for its own
-    work, and raises its own errors.
-
-    Threads may share one object: each call starts all of its kernels before another call starts any, so
-    calls in one stream use its workspace one after the other.
-
-    In a CUDA graph, a captured call repeats the step and the noise that it was captured with.
+    With ``HVDC_CUDA_SYNC=1`` in the environment, each call waits for its own work, and raises its own
+    errors. Threads may share one object: a call starts all of its kernels before another call starts any.
 
     Args:
         device: the services of the framework.
@@ -95,101 +81,14 @@ class CudaKernels(Kernels):
         services: the services of the framework.
     """
 
-    name = "cuda"
-
     def __init__(self, device: Device, library: Path | None = None) -> None:
         self.library = cuda_library.load(library or cuda_library.LIBRARY)
         self.services = device
-        self._workspaces: dict[tuple[int, int], Any] = {}
-        self._outgrown: list[Any] = []  # CUDA graphs may still use them
         # One for each stream: a stream's kernels write in order, those of two streams at the same time.
         self._errors: dict[tuple[int, int], Any] = {}
-        self._calls: dict[int, tuple[Codec, Shape]] = {}
-        self._tag = 0
         self._batches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._next_batch = itertools.count(1)
         self._launching = threading.Lock()
-
-    def encode(
-        self,
-        codec: Codec,
-        shape: Shape,
-        gradient: Any,
-        payload: Any,
-        *,
-        feedback: ErrorFeedback,
-        residual: Any | None,
-        noise: NoiseKey,
-    ) -> None:
-        """Encodes on the device; arguments are those of ``Kernels.encode``.
-
-        ``payload`` must be aligned to 16 bytes.
-        """
-        if (residual is not None) != feedback.enabled:
-            raise ValueError("encode: expected a residual exactly where error feedback is enabled")
-        spec = spec_for(codec, shape)
-        count, size = math.prod(shape), codec.payload_bytes(shape)
-        arrays = DeviceArrays(self.services.type, gradient)
-        coefficients = None
-        if residual is not None:
-            pointer = arrays.pointer("residual", residual, count, feedback.residual_dtype)
-            coefficients = ctypes.byref(feedback_of(feedback, pointer))
-        self._call(
-            f"encode: {codec!r}, shape {shape}",
-            self.library.hvdc_cuda_encode,
-            arrays.index,
-            self.library.hvdc_cuda_workspace_bytes(ctypes.byref(spec)),
-            ctypes.byref(spec),
-            ctypes.byref(noise_of(noise)),
-            arrays.pointer("gradient", gradient, count),
-            dtype_of("gradient", gradient),
-            coefficients,
-            arrays.pointer("payload", payload, size, "uint8"),
-            size,
-        )
-
-    def decode_sum(
-        self,
-        codec: Codec,
-        shape: Shape,
-        payloads: Any,
-        out: Any,
-        *,
-        step: int,
-        scale: float = 1.0,
-    ) -> None:
-        """Decodes and adds on the device; arguments are those of ``Kernels.decode_sum``.
-
-        ``decode_sum`` raises only for a wrong number or size of payloads; for altered payloads,
-        :meth:`check` raises.
-        """
-        size = codec.payload_bytes(shape)
-        ranks, got = payloads.shape
-        if got != size:
-            raise PayloadError(f"payload: expected size in bytes {size}, got {got}")
-        if ranks > MAX_PAYLOADS:
-            raise ValueError(f"payloads: expected at most {MAX_PAYLOADS} ranks, got {ranks}")
-        spec = spec_for(codec, shape)
-        arrays = DeviceArrays(self.services.type, out)
-        arguments = (
-            ctypes.byref(spec),
-            step,
-            arrays.rows("payloads", payloads),
-            size,
-            payloads.stride(0),
-            ranks,
-            scale,
-            arrays.pointer("out", out, math.prod(shape)),
-            dtype_of("out", out),
-            None,
-        )
-        tag = self._remember(codec, shape)
-        workspace_bytes = self.library.hvdc_cuda_workspace_bytes(ctypes.byref(spec))
-        with self.launching(arrays.index) as stream:
-            queue = self._queue(arrays.index, stream, workspace_bytes)
-            error = self.error_address(arrays.index, stream)
-            status = self.library.hvdc_cuda_decode_sum(*arguments, error, tag, queue)
-            self.check_status(status, f"decode_sum: {codec!r}, shape {shape}")
 
     def restore(
         self, columns: Sequence[tuple[Sequence[Any | None], Sequence[Any | None]]], when: Any
@@ -203,15 +102,11 @@ class CudaKernels(Kernels):
         """
         arrays = DeviceArrays(self.services.type, when)
         table = np.concatenate([_copies(arrays, *both) for both in columns])
-        self._call(
-            "restore",
-            self.library.hvdc_cuda_restore,
-            arrays.index,
-            0,
-            table.ctypes.data,
-            len(table),
-            arrays.pointer("when", when, 1, "int32"),
-        )
+        word = arrays.pointer("when", when, 1, "int32")
+        with self.launching(arrays.index) as stream:
+            queue = ctypes.byref(Queue(arrays.index, 0, stream, None, 0))
+            status = self.library.hvdc_cuda_restore(table.ctypes.data, len(table), word, queue)
+            self.check_status(status, "restore")
 
     def check(self) -> None:
         """Raises the error of an earlier call; for a caller that has just synchronized.
@@ -219,8 +114,8 @@ class CudaKernels(Kernels):
         If calls in several streams have failed, each call of this method raises the error of one stream.
 
         Raises:
-            PayloadError: a payload was not one that its codec writes for its shape and step. If the call
-                was one of a batch, the error is what the batch's explanation makes of it.
+            PayloadError: a payload was not one that its codec writes for its shape and step; what
+                ``explain`` of its batch makes, unless the batch is gone.
         """
         for memory in list(self._errors.values()):
             error = Error.from_address(memory.data_ptr())
@@ -260,56 +155,7 @@ class CudaKernels(Kernels):
         explained = self._batches.get(batch)
         if explained is not None:
             return explained.explain(number, rank, what)
-        codec, shape = self._calls.get(number, ("unknown codec", "unknown"))
-        if batch:
-            codec, shape = "unknown codec", "unknown"
-        return PayloadError(altered(rank, what, codec, shape))
-
-    def _call(
-        self,
-        what: str,
-        function: Callable[..., int],
-        index: int,
-        workspace_bytes: int,
-        *arguments: Any,
-    ) -> None:
-        """Puts work into the current stream of a device.
-
-        Args:
-            what: the name of the work, for messages.
-            function: a function of the library.
-            index: the index of the device.
-            workspace_bytes: the size of the workspace that the work needs.
-            arguments: the arguments of the function, except for the last one, the queue.
-        """
-        with self.launching(index) as stream:
-            queue = self._queue(index, stream, workspace_bytes)
-            self.check_status(function(*arguments, queue), what)
-
-    def _queue(self, index: int, stream: int, workspace_bytes: int) -> Any:
-        """The current stream of a device; with a prepared workspace of its own if the work needs one."""
-        if not workspace_bytes:
-            return ctypes.byref(Queue(index, 0, stream, None, 0))
-        workspace = self._workspaces.get((index, stream))
-        if workspace is None or workspace.numel() < workspace_bytes:
-            if workspace is not None:
-                self._outgrown.append(workspace)
-            # Twice as large each time, so that what is outgrown takes no more than what is in use.
-            size = 1 << (workspace_bytes - 1).bit_length()
-            workspace = self.services.empty(size, index)
-            queue = Queue(index, 0, stream, workspace.data_ptr(), workspace.numel())
-            status = self.library.hvdc_cuda_prepare(ctypes.byref(queue))
-            self.check_status(status, "prepare")
-            self._workspaces[index, stream] = workspace
-        size = workspace.numel()
-        return ctypes.byref(Queue(index, 0, stream, workspace.data_ptr(), size))
-
-    def _remember(self, codec: Codec, shape: Shape) -> int:
-        with self._launching:
-            self._tag += 1
-            self._calls[self._tag] = (codec, shape)
-            self._calls.pop(self._tag - _REMEMBERED, None)
-            return self._tag
+        return PayloadError(altered(rank, what, "unknown codec", "unknown"))
 
     def check_status(self, status: int, call: str) -> None:
         """Raises the error that a status of the library stands for; ``call`` names the work."""

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from hvd_compress.kernels.batch import BatchPayloadError, check_places
+from hvd_compress.kernels.batch import (
+    Arrays,
+    Batch,
+    BatchPayloadError,
+    Entry,
+    Sender,
+    message_end,
+    misplaced,
+)
 from hvd_compress.kernels.cpu_arrays import FixedArrays, check_lengths, check_message
 from hvd_compress.kernels.cuda import (
     MAX_PAYLOADS,
@@ -19,22 +27,21 @@ from hvd_compress.kernels.cuda import (
     spec_for,
 )
 from hvd_compress.kernels.cuda_library import Array, CudaEntry, Queue
-from hvd_compress.kernels.entries import Arrays, Entry
-from hvd_compress.kernels.interface import KernelBatch, Sender
 from hvd_compress.kernels.native import DTYPES, check_dtype, noise_of
 
 _ARRAY = np.dtype(Array)
 
 
-class CudaBatch(KernelBatch):
-    """Implements :class:`hvd_compress.kernels.interface.KernelBatch` for CUDA tensors.
+class CudaBatch(Batch):
+    """Implements :class:`hvd_compress.kernels.batch.Batch` for CUDA tensors.
 
     Tensors whose codecs have the same kernel share one launch, up to 120 arrays when encoding and 256 when
     decoding. What stays the same from call to call is copied to the device by the first call in each
     stream; a call in a CUDA graph must not be the first one, and the batch must outlive the graph.
 
-    As with :class:`~hvd_compress.kernels.cuda.CudaKernels`, a call puts its work into the current stream
-    and returns, and altered payloads make their tensors' results NaN.
+    A call puts its work into the current stream of the tensors' device and returns. So ``decode_sum``
+    cannot raise for an altered payload: the tensor's whole result becomes NaN, and
+    :meth:`.cuda.CudaKernels.check` raises after the caller has synchronized.
 
     Args:
         kernels: the CUDA kernels.
@@ -57,9 +64,7 @@ class CudaBatch(KernelBatch):
     ) -> None:
         self.entries = tuple(entries)
         self.arrays = arrays or Arrays.whole(entry.shape for entry in self.entries)
-        self.message_bytes = check_places(
-            "Entry.offset", 16, [(entry.offset, entry.end) for entry in self.entries]
-        )
+        self.message_bytes = message_end(self.entries, 16)
         self._sender: Sender | None = None
         self._kernels = kernels
         self._tag = kernels.register(self)
@@ -94,7 +99,7 @@ class CudaBatch(KernelBatch):
         steps: Sequence[int],
         message: Any,
     ) -> None:
-        """Encodes on the device; arguments and errors are those of ``KernelBatch.encode``.
+        """Encodes on the device; arguments and errors are those of ``Batch.encode``.
 
         ``message`` must be aligned to 16 bytes.
         """
@@ -126,7 +131,7 @@ class CudaBatch(KernelBatch):
         scale: float = 1.0,
         word: Any | None = None,
     ) -> bool:
-        """Decodes on the device; arguments are those of ``KernelBatch.decode_sum``.
+        """Decodes on the device; arguments are those of ``Batch.decode_sum``.
 
         ``rows`` must be aligned to 16 bytes, and the stride of its rows a multiple of 16.
 
@@ -165,7 +170,7 @@ class CudaBatch(KernelBatch):
         return False
 
     def name_senders(self, sender: Sender) -> None:
-        """See ``KernelBatch.name_senders``; ``sender`` is kept, and should not refer to tensors."""
+        """See ``Batch.name_senders``; ``sender`` is kept, and should not refer to tensors."""
         self._sender = sender
 
     def explain(self, number: int, row: int, what: str) -> BatchPayloadError:
@@ -201,9 +206,7 @@ class CudaBatch(KernelBatch):
         absent = [one is None for one in given]
         for number in self._used if absent != self._absent else ():
             if absent[number] != self._absent[number]:
-                raise ValueError(
-                    f"{what}[{number}]: expected a residual exactly where error feedback is enabled"
-                )
+                raise misplaced(f"{what}[{number}]")
         if (dtypes[self._fed] != self._fed_dtypes).any():
             for number, dtype in zip(self._fed, self._fed_dtypes, strict=True):
                 check_dtype(f"{what}[{number}]", given[number], tuple(DTYPES)[dtype])

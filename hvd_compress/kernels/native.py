@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
+from hvd_compress.codecs import Codec, NoiseKey
 from hvd_compress.codecs.base import Shape
 
 Signatures = dict[str, tuple[Any, list[Any]]]
@@ -62,18 +62,6 @@ class Noise(ctypes.Structure):
     ]
 
 
-class Feedback(ctypes.Structure):
-    """The C interface's ``hvdc_feedback``."""
-
-    _fields_ = [
-        ("alpha", ctypes.c_float),
-        ("beta", ctypes.c_float),
-        ("residual", ctypes.c_void_p),
-        ("residual_dtype", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-    ]
-
-
 class Tensor(ctypes.Structure):
     """The C interface's ``hvdc_tensor``."""
 
@@ -112,12 +100,6 @@ def spec_of(codec: Codec, shape: Shape) -> Spec | None:
 def noise_of(noise: NoiseKey) -> Noise:
     """A position in the noise for the C interface."""
     return Noise(noise.seed, noise.rank, noise.tensor, 0, noise.step)
-
-
-def feedback_of(feedback: ErrorFeedback, pointer: int) -> Feedback:
-    """Error feedback coefficients and the address of the residual for the C interface."""
-    dtype = DTYPES[feedback.residual_dtype]
-    return Feedback(feedback.alpha, feedback.beta, pointer, dtype)
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""The services that the CUDA executor needs from PyTorch."""
+"""The services that the CUDA kernels need from PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvd_compress.kernels.cuda import Device
 class TorchDevice(Device):
     """Implements :class:`hvd_compress.kernels.cuda.Device` with PyTorch's streams and allocators.
 
-    PyTorch's allocator reuses memory that the executor has released only after the earlier work of the
+    PyTorch's allocator reuses memory that the kernels have released only after the earlier work of the
     stream that the memory was allocated for.
 
     Args:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvd_compress.codecs import LevelCodec, NoiseKey
-from hvd_compress.codecs.base import HEADER_BYTES
+from hvd_compress.codecs import Codec, ErrorFeedback, LevelCodec
+from hvd_compress.codecs.base import HEADER_BYTES, Shape
 from hvd_compress.codecs.lengths import bits_of
 from hvd_compress.codecs.payload import payload_length
 from hvd_compress.planner.measured import Coding
@@ -37,7 +37,8 @@ class Prober:
         array: a function that makes a framework's array from a number of elements and a dtype,
             ``float32``, ``float16`` or ``uint8``. Floats must be random, because zeros would be encoded
             and added faster.
-        kernels: the kernels for such arrays, a :class:`hvd_compress.kernels.interface.Kernels`.
+        batch: a function that makes the kernels for such arrays and one tensor, a
+            :class:`hvd_compress.kernels.batch.Batch`.
         collective: a function that runs a collective among all ranks to its end; its arguments are the
             kind, the message and the name.
         wait: a function that waits until a device has finished its work; None if there is no device.
@@ -53,11 +54,11 @@ class Prober:
         largest: int,
         *,
         array: Callable[[int, str], Any],
-        kernels: Any,
+        batch: Callable[[Codec, Shape, ErrorFeedback], Any],
         collective: Callable[[str, Any, str], object],
         wait: Callable[[], object] | None = None,
     ) -> None:
-        self._size, self._array, self._kernels = size, array, kernels
+        self._size, self._array, self._batch = size, array, batch
         self._collective, self._wait = collective, wait or (lambda: None)
         self.elements = min(_ELEMENTS, _COLUMNS * max(1, largest // _COLUMNS))
         # Parts of a multiple of 16 bytes, so that each collective sends exactly as much as the others:
@@ -100,19 +101,20 @@ class Prober:
     def _code(self, coding: Coding) -> list[float]:
         """The seconds to encode and decode an element, and the bits of its code, 0 if they never vary."""
         codec, feedback = coding
-        shape: tuple[int, ...] = (self.elements,)
+        shape: Shape = (self.elements,)
         if codec.shaped and self.elements % _COLUMNS == 0:
             shape = (self.elements // _COLUMNS, _COLUMNS)
-        gradient, out = (self._array(self.elements, "float32") for _ in range(2))
-        residual = self._array(self.elements, feedback.residual_dtype) if feedback.enabled else None
+        batch = self._batch(codec, shape, feedback)
+        gradients, sums = ([self._array(self.elements, "float32")] for _ in range(2))
+        dtype = feedback.residual_dtype
+        residuals = [self._array(self.elements, dtype) if feedback.enabled else None]
         payload = self._array(codec.payload_bytes(shape), "uint8")
-        options = {"feedback": feedback, "residual": residual, "noise": NoiseKey(0)}
 
         def encode() -> None:
-            self._kernels.encode(codec, shape, gradient, payload, **options)
+            batch.encode(gradients, residuals, residuals, [0], payload)
 
         def decode() -> None:
-            self._kernels.decode_sum(codec, shape, payload[None], out, step=0)
+            batch.decode_sum(sums, [0], payload[None])
 
         times = [min(self._timed(work) for _ in range(_REPEATS)) for work in (encode, decode)]
         bits = 0.0

@@ -20,9 +20,7 @@ from hvd_compress.engine.pending import phase
 from hvd_compress.exchanges.comm import Collective
 from hvd_compress.exchanges.limits import check_gather
 from hvd_compress.exchanges.routing import ENCODABLE
-from hvd_compress.kernels.batch import BatchPayloadError
-from hvd_compress.kernels.entries import Arrays, Entry
-from hvd_compress.kernels.interface import KernelBatch
+from hvd_compress.kernels.batch import Arrays, Batch, BatchPayloadError, Entry
 from hvd_compress.process_group.transport import Transport
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
@@ -71,7 +69,7 @@ class EncodedCollectives:
         self._transport = transport
         self.rank, self.size = transport.rank, transport.size
         self._noise_rank = self.rank if noise_rank is None else noise_rank
-        self._batches: dict[tuple[object, ...], KernelBatch] = {}
+        self._batches: dict[tuple[object, ...], Batch] = {}
 
     def agree(
         self,
@@ -313,7 +311,7 @@ class EncodedCollectives:
 
     def _batch(
         self, codec: Codec, parts: Sequence[torch.Tensor], content: str = "", first: int = 0
-    ) -> KernelBatch:
+    ) -> Batch:
         """The kernels for parts of the same shape, whose payloads follow each other in a message.
 
         They are kept: if a device reports an error of this exchange in a later one, the batch that met the

@@ -20,7 +20,8 @@ from hvd_compress.exchanges.routing import (
     Route,
     Router,
 )
-from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.batch import Entry
+from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed, tensor_of
 from hvd_compress.planner.explain import explain
 from hvd_compress.planner.planner import Planner
@@ -146,7 +147,7 @@ class Auto(Compressor):
                 ranks.size,
                 max(counts, default=1),
                 array=_array,
-                kernels=CpuKernels(self._coder.threads),
+                batch=lambda *tensor: CpuBatch([Entry(*tensor)], self._coder.threads),
                 collective=self._run,
             ),
         )

@@ -10,8 +10,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from hvd_compress.codecs import Codec
-from hvd_compress.kernels import cuda_library
-from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels import cpu_library, cuda_library
 from hvd_compress.kernels.native import KernelError, spec_of
 
 _ORDERLESS = (
@@ -35,7 +34,7 @@ def operations() -> Any:
     """
     from hvd_compress.tensorflow import build  # Not above: it also runs as a program, once.
 
-    CpuKernels()  # Loads the kernels, which the operations' library finds by name.
+    cpu_library.load()  # Loads the kernels, which the operations' library finds by name.
     for name in _ORDERLESS:
         auto_control_deps_utils.register_read_only_resource_op(name)
     return tf.load_op_library(str(build.library()))

@@ -18,14 +18,15 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
-from hvd_compress.codecs.payload import FLAG_NONFINITE, checksum, open_payload, read_header
+from hvd_compress.codecs.feedback import OFF
+from hvd_compress.codecs.payload import FLAG_NONFINITE, checksum, read_header
+from hvd_compress.kernels.batch import BatchPayloadError, Entry
 from hvd_compress.kernels.native import F32, I32, I64, P, Spec, Tensor
-from hvd_compress.kernels.reference import ReferenceKernels
+from hvd_compress.kernels.reference import ReferenceBatch
 
 _OK, _BAD_SPEC, _BAD_HEADER, _BAD_CHECKSUM = 0, 1, 3, 4  # hvdc_status.
 _DTYPES = (np.float32, np.float16, tf.bfloat16.as_numpy_dtype)  # By hvdc_dtype.
 
-_KERNELS = ReferenceKernels()
 _known: dict[tuple[int, int], Codec] = {}
 
 
@@ -96,23 +97,18 @@ def _encode_batch(tensors: Any, count: int, message: int, threads: int, bad: int
 def _encode(tensor: Tensor, payload: int) -> None:
     codec, shape = _codec_and_shape(tensor.spec)
     elements, noise = math.prod(shape), tensor.noise
-    feedback, residual, dtype = ErrorFeedback(0.0), None, _DTYPES[tensor.residual_dtype]
+    feedback, before, after = OFF, None, None
     if tensor.next_residual:
+        dtype = _DTYPES[tensor.residual_dtype]
         name: Literal["float32", "bfloat16"] = "float32" if dtype is np.float32 else "bfloat16"
         feedback = ErrorFeedback(tensor.alpha, tensor.beta, name)
-        residual = _array(tensor.residual, elements, dtype).astype(np.float32)
-    _KERNELS.encode(
-        codec,
-        shape,
-        _array(tensor.values, elements, _DTYPES[tensor.dtype]),
-        _array(payload, tensor.payload_bytes, np.uint8),
-        feedback=feedback,
-        residual=residual,
-        noise=NoiseKey(noise.seed, noise.rank, noise.tensor, noise.step),
-    )
-    if residual is not None:
-        # Exactly: the reference has rounded them.
-        _array(tensor.next_residual, elements, dtype)[:] = residual.astype(dtype)
+        before, after = (
+            _array(pointer, elements, dtype) for pointer in (tensor.residual, tensor.next_residual)
+        )
+    entry = Entry(codec, shape, feedback, NoiseKey(noise.seed, noise.rank, noise.tensor))
+    values = _array(tensor.values, elements, _DTYPES[tensor.dtype])
+    message = _array(payload, tensor.payload_bytes, np.uint8)
+    ReferenceBatch([entry]).encode([values], [before], [after], [noise.step], message)
 
 
 def _decode_batch(
@@ -133,14 +129,14 @@ def _decode_batch(
             rows = np.zeros((ranks, size), np.uint8)
             for rank, payload in enumerate(rows):
                 payload[:] = _array(first + rank * stride, size, np.uint8)
-                try:
-                    open_payload(codec, shape, tensor.noise.step, payload)
-                except PayloadError:
-                    bad_rank[0] = rank
-                    return _what_is_wrong(payload)
-                tensor.flags |= read_header(payload).flags & FLAG_NONFINITE
             values = _array(tensor.values, math.prod(shape), _DTYPES[tensor.dtype])
-            _KERNELS.decode_sum(codec, shape, rows, values, step=tensor.noise.step, scale=scale)
+            batch, step = ReferenceBatch([Entry(codec, shape)]), tensor.noise.step
+            try:
+                if batch.decode_sum([values], [step], rows, scale):
+                    tensor.flags |= FLAG_NONFINITE
+            except BatchPayloadError as error:
+                bad_rank[0] = error.rank
+                return _what_is_wrong(rows[error.rank])
         return _OK
     except Exception:
         _report()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from hypothesis import strategies as st
@@ -14,11 +15,13 @@ from hvd_compress.codecs import (
     ErrorFeedback,
     LevelCodec,
     NoiseKey,
+    PayloadLayout,
     payload_length,
 )
 from hvd_compress.codecs.base import HEADER_BYTES
 from hvd_compress.codecs.payload import checksum, open_payload
-from hvd_compress.kernels.reference import ReferenceKernels, dequantize, quantize
+from hvd_compress.kernels.batch import Entry
+from hvd_compress.kernels.reference import ReferenceBatch, dequantize, quantize
 from hvd_compress.testing import SHAPES as SHAPES
 from hvd_compress.testing import special_values as special_values
 from tests.codecs.rows import Row
@@ -26,7 +29,6 @@ from tests.codecs.rows import Row
 Shape = tuple[int, ...]
 
 OFF = ErrorFeedback(alpha=0.0)
-REFERENCE = ReferenceKernels()
 
 
 def normal(shape: Shape, seed: int = 1, scale: float = 1.0) -> np.ndarray:
@@ -70,16 +72,34 @@ def encode(
 ) -> np.ndarray:
     """A payload by the reference; the residual is updated in place."""
     payload = np.full(codec.payload_bytes(shape), 0xAA, np.uint8)
-    REFERENCE.encode(
-        codec,
-        shape,
-        gradient,
-        payload,
-        feedback=feedback,
-        residual=residual,
-        noise=noise or NoiseKey(),
-    )
+    noise = noise or NoiseKey()
+    batch = ReferenceBatch([Entry(codec, shape, feedback, noise)])
+    batch.encode([gradient], [residual], [residual], [noise.step], payload)
     return payload
+
+
+@dataclass(frozen=True)
+class Truncated(Codec):
+    """The upper half of every float32, cut off without rounding; a codec without native kernels."""
+
+    codec_id: ClassVar[int] = 200
+    name: ClassVar[str] = "truncated"
+    error: ClassVar[Literal["unbiased", "contractive"]] = "contractive"
+
+    def layout(self, shape: tuple[int, ...]) -> PayloadLayout:
+        count = int(np.prod(shape))
+        return PayloadLayout(count, 0, 64, 128, 2 * (count % 64 or 64))
+
+    def quantize(
+        self, x: np.ndarray, shape: tuple[int, ...], noise: NoiseKey
+    ) -> tuple[np.ndarray, np.ndarray]:
+        upper = (x.view(np.uint32) >> np.uint32(16)).astype("<u2")
+        return np.empty(0, np.float32), upper.view(np.uint8)
+
+    def dequantize(
+        self, scales: np.ndarray, codes: np.ndarray, shape: tuple[int, ...]
+    ) -> np.ndarray:
+        return (codes.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def any_change(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hvd_compress import Route
 from hvd_compress.codecs import ECQ, ErrorFeedback, NoiseKey, OneBit, PowerSGD
 from hvd_compress.codecs.noise import philox, rounding, uniform
-from hvd_compress.kernels.reference import ReferenceKernels, dequantize, quantize
-from tests.codecs.cases import floats, normal, tensors
+from hvd_compress.kernels.reference import dequantize, quantize
+from tests.codecs.cases import encode, floats, normal, tensors
 
 ROUNDED = ErrorFeedback(1.0, 1.0, "bfloat16")
 
@@ -100,12 +100,8 @@ def test_the_reference_rounds_with_the_noise_of_its_call() -> None:
     shape, gradient = (3000,), normal((3000,))
     made = []
     for noise in (NoiseKey(step=1), NoiseKey(step=1), NoiseKey(step=2), NoiseKey(1, step=1)):
-        residual, payload = (
-            np.zeros(3000, np.float32),
-            np.zeros(OneBit().payload_bytes(shape), "u1"),
-        )
-        arguments = {"feedback": ROUNDED, "residual": residual, "noise": noise}
-        ReferenceKernels().encode(OneBit(), shape, gradient, payload, **arguments)
+        residual = np.zeros(3000, np.float32)
+        encode(OneBit(), shape, gradient, feedback=ROUNDED, residual=residual, noise=noise)
         made.append(residual)
     assert np.array_equal(made[0], made[1])
     assert not np.array_equal(made[0], made[2]) and not np.array_equal(made[0], made[3])

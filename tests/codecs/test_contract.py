@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tracemalloc
 from typing import get_args
 
 import numpy as np
@@ -16,7 +15,6 @@ from hvd_compress import QSGD
 from hvd_compress.codecs import (
     CODECS,
     ECQ,
-    HEADER_BYTES,
     Codec,
     ErrorFeedback,
     Int8,
@@ -28,14 +26,12 @@ from hvd_compress.codecs import (
     read_header,
 )
 from hvd_compress.codecs.int8 import Kind
-from hvd_compress.codecs.payload import FLAG_NONFINITE, FORMAT_VERSION
+from hvd_compress.codecs.payload import FLAG_NONFINITE
 from hvd_compress.codecs.rotation import rotate
 from hvd_compress.kernels.reference import quantize
 from hvd_compress.testing import check_codec
 from tests.codecs.cases import (
     OFF,
-    REFERENCE,
-    SHAPES,
     decode,
     encode,
     floats,
@@ -47,7 +43,7 @@ from tests.codecs.cases import (
     tensors,
     through,
 )
-from tests.codecs.rows import ROWS, Row
+from tests.codecs.rows import FEW, ROWS, Row
 
 EPS = 2.0**-24
 """Half a unit in the last place of 1: the relative error of one float32 operation."""
@@ -76,74 +72,6 @@ def test_the_contract_that_other_packages_can_check(row: Row) -> None:
 # Sizes and headers
 
 
-@every_row
-def test_scales_and_codes_fill_the_layout_exactly(row: Row) -> None:
-    for shape in SHAPES:
-        layout = row.codec.layout(shape)
-        scales, codes = quantize(row.codec, shape, normal(shape), NoiseKey())
-
-        assert layout.count == math.prod(shape)
-        assert (scales.dtype, codes.dtype) == (np.float32, np.uint8)
-        assert scales.shape == (layout.scales,), shape
-        full = (layout.blocks - 1) * layout.block_bytes
-        assert codes.size == (full + layout.last_bytes if layout.count else 0), shape
-        assert row.codec.payload_bytes(shape) % 16 == 0
-        used = HEADER_BYTES + -(-4 * scales.size // 16) * 16 + codes.size
-        assert 0 <= row.codec.payload_bytes(shape) - used < 16, shape
-
-
-@every_row
-def test_a_payload_states_what_it_is_and_decodes_to_the_shape(row: Row) -> None:
-    for shape in SHAPES:
-        gradient = normal(shape)
-        before = gradient.copy()
-
-        payload = encode(row.codec, shape, gradient, noise=NoiseKey(step=2**32 + 5))
-
-        assert same_bits(gradient, before)
-        header = read_header(payload)
-        assert header.version == FORMAT_VERSION
-        assert header.codec_id == row.codec.codec_id
-        assert header.config_hash == row.config_hash
-        assert header.count == math.prod(shape)
-        assert not header.flags & FLAG_NONFINITE
-        assert header.step == 5
-        decoded = decode(row.codec, shape, payload, step=2**32 + 5)
-        assert decoded.dtype == np.float32
-        assert decoded.shape == (math.prod(shape),)
-        assert np.isfinite(decoded).all()
-
-
-@every_row
-def test_what_stood_in_the_payload_before_does_not_matter(row: Row) -> None:
-    shape = (5, 3, 2, 7)
-    payloads = []
-    for filler in (0x00, 0xFF):
-        payload = np.full(row.codec.payload_bytes(shape), filler, np.uint8)
-        REFERENCE.encode(
-            row.codec,
-            shape,
-            normal(shape),
-            payload,
-            feedback=OFF,
-            residual=None,
-            noise=NoiseKey(),
-        )
-        payloads.append(payload)
-    assert np.array_equal(payloads[0], payloads[1])
-
-
-@every_row
-def test_only_unbiased_codecs_read_the_noise(row: Row) -> None:
-    shape = (640,)
-    payloads = [
-        encode(row.codec, shape, normal(shape), noise=NoiseKey(seed=s, rank=r, tensor=t))
-        for s, r, t in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
-    ]
-    alike = [np.array_equal(payloads[0], other) for other in payloads[1:]]
-    assert alike == [not row.unbiased] * 3
-
-
 # Configurations
 
 
@@ -157,18 +85,6 @@ def test_a_configuration_survives_json(row: Row) -> None:
 @every_row
 def test_the_configuration_hash_is_frozen(row: Row) -> None:
     assert row.codec.config_hash() == row.config_hash
-
-
-@every_row
-def test_sizes_of_huge_tensors_take_no_memory(row: Row) -> None:
-    shape = (2**16, 2**30)
-    tracemalloc.start()
-    try:
-        size = row.codec.payload_bytes(shape)
-        assert tracemalloc.get_traced_memory()[1] < 100_000
-    finally:
-        tracemalloc.stop()
-    assert size > 2**46 // 64
 
 
 def test_configurations_and_codec_ids_are_distinct() -> None:
@@ -191,32 +107,6 @@ def test_papers_feedback_is_within_its_bounds() -> None:
 
 
 # Error feedback
-
-
-@every_row
-@pytest.mark.parametrize("shape", ((), (65,), (129, 5), (3, 1377)), ids=str)
-def test_the_residual_is_what_was_not_sent(row: Row, shape: tuple[int, ...]) -> None:
-    for feedback in MODES[1:]:
-        residual = normal(shape, seed=9)
-        for step in range(3):
-            gradient = normal(shape, seed=step)
-            alpha, beta = np.float32(feedback.alpha), np.float32(feedback.beta)
-            compensated = gradient + alpha * residual
-            expected = encode(row.codec, shape, compensated, noise=NoiseKey(step=step))
-            before = residual.copy()
-
-            payload = encode(
-                row.codec,
-                shape,
-                gradient,
-                feedback=feedback,
-                residual=residual,
-                noise=NoiseKey(step=step),
-            )
-
-            assert np.array_equal(payload, expected)
-            decoded = decode(row.codec, shape, payload, step)
-            assert same_bits(residual, (beta * before + gradient) - decoded)
 
 
 @every_row
@@ -311,7 +201,7 @@ def check_finite(row: Row, shape: tuple[int, ...], x: np.ndarray) -> None:
         assert size > 0 or not sent.any(), "zeros are sent as zeros"
 
 
-@every_row
+@pytest.mark.parametrize("row", FEW, ids=str)
 @pytest.mark.parametrize("name", special_values(0))
 def test_special_values(row: Row, name: str) -> None:
     for shape in ((), (1,), (64,), (65,), (5, 77), (2561,)):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvd_compress.codecs import ECQ, ErrorFeedback, Int8, LevelCodec, NoiseKey, Ternary
+from hvd_compress.codecs import ECQ, Int8, LevelCodec, NoiseKey, Ternary
 from hvd_compress.codecs.lengths import bits_of, expected_bytes, normal_bits
 from hvd_compress.codecs.payload import payload_length
-from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.batch import Entry
+from hvd_compress.kernels.cpu_batch import CpuBatch
 
 CODECS = (
     ECQ(coding="entropy"),
@@ -21,9 +22,8 @@ CODECS = (
 
 def _length(codec: LevelCodec, x: np.ndarray) -> int:
     payload = np.zeros(codec.payload_bytes(x.shape), np.uint8)
-    CpuKernels(threads=2).encode(
-        codec, x.shape, x, payload, feedback=ErrorFeedback(0.0), residual=None, noise=NoiseKey(7)
-    )
+    batch = CpuBatch([Entry(codec, x.shape, noise=NoiseKey(7))], threads=2)
+    batch.encode([x], [None], [None], [0], payload)
     return payload_length(payload, payload.size)
 
 

@@ -1,4 +1,4 @@
-"""The executors that the CUDA tests run on."""
+"""The kernels that the CUDA tests run."""
 
 from __future__ import annotations
 

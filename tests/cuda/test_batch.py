@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,20 +15,16 @@ from hypothesis import strategies as st
 
 from hvd_compress.codecs import ECQ, ErrorFeedback, NoiseKey, OneBit, PayloadError, Ternary
 from hvd_compress.engine.executors import Executors
-from hvd_compress.kernels import batch as kernels_batch
-from hvd_compress.kernels.batch import BatchPayloadError
+from hvd_compress.kernels.batch import Arrays, BatchPayloadError, Entry
 from hvd_compress.kernels.cpu_batch import CpuBatch
-from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.cuda_batch import CudaBatch
-from hvd_compress.kernels.entries import Arrays, Entry
 from hvd_compress.kernels.native import KernelError
-from tests.codecs.cases import normal
+from tests.codecs.cases import Truncated, normal
 from tests.cuda.executors import Checked, another_stream, configure, deferred_kernels, emulated
 from tests.cuda.test_parity import PLAIN, SIZES, SPARSE
 from tests.kernels.arrays import DTYPES, Guarded, as_dtype, assert_same, bits
 from tests.kernels.parity import EVERY_MODE, LARGE, kept
 from tests.kernels.test_batch import Case, cases
-from tests.kernels.test_cpu import Truncated
 
 OFF = ErrorFeedback(alpha=0.0)
 FULL = ErrorFeedback(1.0, 1.0)
@@ -311,29 +305,24 @@ def test_of_several_altered_payloads_the_first_tensors_is_named(order: int) -> N
 
 
 def test_errors_of_two_streams_are_both_reported(kernels: Checked) -> None:
-    """Batches and single calls each name their own tensor and rank."""
+    """Each batch names its own tensor and rank."""
     some = every_row((70,))[:2]
-    batches = [CudaBatch(kernels, entries_of(some)) for _ in range(2)]
-    case, entry, device = some[0], batches[0].entries[0], kernels.device
+    batches, device = [CudaBatch(kernels, entries_of(some)) for _ in range(3)], kernels.device
     rows = torch.stack([expected(some)[0]] * 3).to(device)
     outs = [[torch.zeros_like(c.gradient, device=device) for c in some] for _ in range(3)]
     altered = [rows.clone() for _ in range(3)]
     for number, (entry_number, rank) in enumerate(((0, 1), (1, 2), (0, 0))):
         altered[number][rank, batches[0].entries[entry_number].offset + 40] ^= 1
     kernels.settle()  # Nothing orders the other streams behind this one.
-    for batch, out, messages in zip(batches, outs, altered, strict=False):
+    for batch, out, messages in zip(batches, outs, altered, strict=True):
         with another_stream(kernels):
             batch.decode_sum(out, steps_of(some), messages)
-    with another_stream(kernels):
-        payloads = altered[2][:, entry.offset : entry.end]
-        single = partial(CudaKernels.decode_sum, kernels, case.codec, case.shape)
-        single(payloads, outs[2][0], step=case.noise.step)
     told = []
     for _ in range(3):
-        with pytest.raises(PayloadError) as e:
+        with pytest.raises(BatchPayloadError) as e:
             kernels.settle()
-        told.append((getattr(e.value, "entry", None), str(e.value)[:6]))
-    assert told == [(0, "rank 1"), (1, "rank 2"), (None, "rank 0")]
+        told.append((e.value.entry, e.value.rank))
+    assert told == [(0, 1), (1, 2), (0, 0)]
     kernels.settle()
 
 
@@ -385,11 +374,7 @@ def test_an_altered_payload_of_a_codec_without_kernels_is_named_on_a_device_too(
     rows = want.repeat(3, 1)
     rows[2, entries[1].offset] ^= 1
     outs = [torch.zeros_like(case.gradient) for case in some]
-    with (
-        deferred_kernels(),
-        mock.patch.object(kernels_batch, "on_host", lambda _: False),
-        pytest.warns(UserWarning, match="Truncated.* has no CUDA kernel"),
-    ):
+    with deferred_kernels(), pytest.warns(UserWarning, match="Truncated.* has no CUDA kernel"):
         batch = Executors(1).batch(entries, Arrays.whole(case.shape for case in some), want)
         with pytest.raises(BatchPayloadError, match="rank 2's payload: expected") as e:
             batch.decode_sum(outs, steps_of(some), rows)
@@ -463,6 +448,8 @@ def test_rows_that_are_not_aligned_or_too_many(kernels: Checked) -> None:
     rows = torch.zeros(2, BYTES.numel() + 4, dtype=torch.uint8, device=device)
     with pytest.raises(ValueError, match="expected payloads aligned to 16 bytes"):
         batch.decode_sum(outs, [0, 0], rows)
+    with pytest.raises(ValueError, match="expected payloads aligned to 16 bytes"):
+        batch.encode(outs, [outs[0], None], [outs[1], None], [0, 0], rows[0, 4:])
     with pytest.raises(ValueError, match="expected at most 1024 ranks, got 1025"):
         batch.decode_sum(outs, [0, 0], rows[:1].expand(1025, -1))
     with pytest.raises(PayloadError, match="rows: expected at least"):

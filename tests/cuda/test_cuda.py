@@ -1,13 +1,14 @@
-"""The CUDA executor's own duties: arguments, altered payloads, flags, and a library that is missing."""
+"""The CUDA kernels' own duties: sizes, altered payloads, flags, streams, and a library that is missing."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 from unittest import mock
 
 import pytest
@@ -26,16 +27,16 @@ from hvd_compress.codecs import (
     Ternary,
 )
 from hvd_compress.engine.executors import Executors
+from hvd_compress.kernels.batch import Entry
 from hvd_compress.kernels.cuda import CudaKernels
+from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.kernels.native import KernelError
-from tests.codecs.cases import OFF, encode, normal
+from tests.codecs.cases import Truncated, encode, normal
 from tests.cuda.executors import Checked, HostDevice, emulated_library
-from tests.kernels.test_cpu import Truncated
 
 SHAPE = (70,)
 CODEC = ECQ(4, "l2", 64)
 FULL = ErrorFeedback(1.0, 1.0)
-SIZE = CODEC.payload_bytes(SHAPE)
 
 
 def test_a_library_that_was_not_built_is_an_error_that_says_what_to_do() -> None:
@@ -48,71 +49,6 @@ def test_a_library_that_was_not_built_is_an_error_that_says_what_to_do() -> None
 # Arguments
 
 
-def call_encode(kernels: Checked, **changed: Any) -> None:
-    arguments: dict[str, Any] = {
-        "gradient": torch.zeros(SHAPE, device=kernels.device),
-        "payload": torch.zeros(SIZE, dtype=torch.uint8, device=kernels.device),
-        "feedback": FULL,
-        "residual": torch.zeros(SHAPE, device=kernels.device),
-        "noise": NoiseKey(),
-    }
-    kernels.encode(CODEC, SHAPE, **{**arguments, **changed})
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "error", "message"),
-    (
-        ("gradient", torch.zeros(71), ValueError, "expected 70 elements, got 71"),
-        (
-            "gradient",
-            torch.zeros(70).double(),
-            TypeError,
-            "expected dtype float32, float16 or bfloat16",
-        ),
-        ("residual", torch.zeros(69), ValueError, "expected 70 elements, got 69"),
-        ("residual", torch.zeros(70).half(), TypeError, "expected dtype float32"),
-        (
-            "payload",
-            torch.zeros(SIZE - 1, dtype=torch.uint8),
-            ValueError,
-            f"expected {SIZE} elements",
-        ),
-    ),
-)
-def test_wrong_arguments(
-    kernels: Checked, name: str, value: torch.Tensor, error: type[Exception], message: str
-) -> None:
-    call_encode(kernels)
-    with pytest.raises(error) as raised:
-        call_encode(kernels, **{name: value.to(kernels.device)})
-    assert str(raised.value).startswith(f"{name}: {message}")
-
-
-def test_a_tensor_that_is_not_contiguous(kernels: Checked) -> None:
-    with pytest.raises(ValueError, match="gradient: expected a contiguous tensor"):
-        call_encode(kernels, gradient=torch.zeros(140, device=kernels.device)[::2])
-
-
-def test_tensors_of_different_devices(kernels: Checked) -> None:
-    for name, count in (("residual", 70), ("payload", SIZE)):
-        dtype = torch.uint8 if name == "payload" else torch.float32
-        with pytest.raises(ValueError, match=f"{name}: expected a .*tensor, got one on meta"):
-            call_encode(kernels, **{name: torch.zeros(count, dtype=dtype, device="meta")})
-
-
-def test_payloads_that_are_not_aligned(kernels: Checked) -> None:
-    memory = torch.zeros(SIZE + 64, dtype=torch.uint8, device=kernels.device)
-    first = -memory.data_ptr() % 16
-    with pytest.raises(ValueError, match="expected payloads aligned to 16 bytes"):
-        call_encode(kernels, payload=memory[first + 4 : first + 4 + SIZE])
-
-
-def test_feedback_and_residual_come_together(kernels: Checked) -> None:
-    for changed in ({"residual": None}, {"feedback": OFF}):
-        with pytest.raises(ValueError, match="expected a residual exactly where error feedback"):
-            call_encode(kernels, **changed)
-
-
 @pytest.mark.parametrize(
     ("codec", "count"), ((OneBit(64), 2**31), (NoCompression(), 2**31 - 8)), ids=str
 )
@@ -122,12 +58,16 @@ def test_tensors_that_are_too_large(kernels: Checked, codec: Codec, count: int) 
 
     class Large:
         dtype, device = torch.float32, torch.zeros(0, device=kernels.device).device
+        is_cpu = device.type == "cpu"
 
         def __init__(self, count: int, dtype: torch.dtype) -> None:
             self.count, self.dtype = count, dtype
 
         def numel(self) -> int:
             return self.count
+
+        def get_device(self) -> int:
+            return 0
 
         def is_contiguous(self) -> bool:
             return True
@@ -136,37 +76,15 @@ def test_tensors_that_are_too_large(kernels: Checked, codec: Codec, count: int) 
             return 256
 
     with pytest.raises(ValueError, match=r"expected less than 2\*\*31 elements, and as few"):
-        kernels.encode(
-            codec,
-            shape,
-            Large(count, torch.float32),
-            Large(codec.payload_bytes(shape), torch.uint8),
-            feedback=OFF,
-            residual=None,
-            noise=NoiseKey(),
-        )
-
-
-def test_too_many_payloads(kernels: Checked) -> None:
-    payloads = torch.zeros((1025, SIZE), dtype=torch.uint8, device=kernels.device)
-    with pytest.raises(ValueError, match="expected at most 1024 ranks, got 1025"):
-        kernels.decode_sum(
-            CODEC, SHAPE, payloads, torch.zeros(SHAPE, device=kernels.device), step=0
-        )
+        values = [Large(count, torch.float32)]
+        message = Large(codec.payload_bytes(shape), torch.uint8)
+        kernels.batch([Entry(codec, shape)]).encode(values, [None], [None], [0], message)
 
 
 @pytest.mark.parametrize("codec", (Truncated(), ECQ(coding="entropy")), ids=str)
 def test_a_codec_without_a_kernel(kernels: Checked, codec: Codec) -> None:
     with pytest.raises(KernelError, match="has no CUDA kernel: keep its gradients on the CPU"):
-        kernels.encode(
-            codec,
-            SHAPE,
-            torch.zeros(SHAPE, device=kernels.device),
-            torch.zeros(codec.payload_bytes(SHAPE), dtype=torch.uint8, device=kernels.device),
-            feedback=OFF,
-            residual=None,
-            noise=NoiseKey(),
-        )
+        kernels.batch([Entry(codec, SHAPE)])
 
 
 # Altered payloads
@@ -189,7 +107,8 @@ def test_a_codec_without_a_kernel(kernels: Checked, codec: Codec) -> None:
 def test_every_altered_byte_makes_nan_and_is_reported(kernels: Checked, codec: Codec) -> None:
     sent = torch.from_numpy(encode(codec, SHAPE, normal(SHAPE), noise=NoiseKey(step=3)))
     payloads = torch.stack([sent, sent]).to(kernels.device)
-    for dtype in (torch.float32, torch.bfloat16):
+    for make, dtype in product((kernels.batch, kernels.single), (torch.float32, torch.bfloat16)):
+        batch = make([Entry(codec, SHAPE)])
         for byte in range(sent.numel()):
             out = torch.zeros(SHAPE, dtype=dtype, device=kernels.device)
             payloads[1, byte] ^= 1 << byte % 8
@@ -197,11 +116,11 @@ def test_every_altered_byte_makes_nan_and_is_reported(kernels: Checked, codec: C
             with pytest.raises(
                 PayloadError, match=rf"rank 1's payload: expected the {what} that .* NaN"
             ):
-                kernels.decode_sum(codec, SHAPE, payloads, out, step=3)
+                batch.decode_sum([out], [3], payloads)
             assert bool(torch.isnan(out).all())
             payloads[1, byte] ^= 1 << byte % 8
         out = torch.zeros(SHAPE, dtype=dtype, device=kernels.device)
-        kernels.decode_sum(codec, SHAPE, payloads, out, step=3)
+        batch.decode_sum([out], [3], payloads)
         assert not bool(torch.isnan(out).any())
 
 
@@ -210,19 +129,12 @@ def test_the_first_error_is_kept_until_it_is_read(kernels: Checked) -> None:
     out = torch.zeros(SHAPE, device=kernels.device)
     bad = torch.stack([sent, sent, sent])
     bad[2, 40] ^= 1
-    CudaKernels.decode_sum(kernels, CODEC, SHAPE, bad, out, step=0)
-    CudaKernels.decode_sum(kernels, CODEC, SHAPE, sent[None], out, step=9)
+    batch = CudaBatch(kernels, [Entry(CODEC, SHAPE)])
+    batch.decode_sum([out], [0], bad)
+    batch.decode_sum([out], [9], sent[None])
     with pytest.raises(PayloadError, match="rank 2's payload: expected the checksum"):
         kernels.settle()
     kernels.settle()
-
-
-def test_payloads_of_another_size(kernels: Checked) -> None:
-    payloads = torch.zeros((1, SIZE - 16), dtype=torch.uint8, device=kernels.device)
-    with pytest.raises(PayloadError, match=f"expected size in bytes {SIZE}, got {SIZE - 16}"):
-        kernels.decode_sum(
-            CODEC, SHAPE, payloads, torch.zeros(SHAPE, device=kernels.device), step=0
-        )
 
 
 def test_the_tensors_device_is_current_while_work_is_given() -> None:
@@ -241,11 +153,10 @@ def test_the_tensors_device_is_current_while_work_is_given() -> None:
 
     kernels = CudaKernels(Guarded(), emulated_library())
     gradient, residual, word = torch.ones(SHAPE), torch.zeros(SHAPE), torch.ones(1).int()
-    payload = torch.zeros(1, SIZE, dtype=torch.uint8)
-    kernels.encode(
-        CODEC, SHAPE, gradient, payload[0], feedback=FULL, residual=residual, noise=NoiseKey()
-    )
-    kernels.decode_sum(CODEC, SHAPE, payload, gradient, step=0)
+    payload = torch.zeros(1, CODEC.payload_bytes(SHAPE), dtype=torch.uint8)
+    batch = CudaBatch(kernels, [Entry(CODEC, SHAPE, FULL)])
+    batch.encode([gradient], [residual], [residual], [0], payload[0])
+    batch.decode_sum([gradient], [0], payload)
     kernels.restore([([gradient], [residual])], word)
     assert current == []
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from hvd_compress.codecs import NoiseKey, PayloadError, TopK
+from hvd_compress.kernels.batch import Entry
 from tests.codecs.cases import encode, normal
 from tests.codecs.rows import Row
 from tests.codecs.test_topk import altered_entries, with_checksum
 from tests.cuda.executors import Checked
 from tests.kernels.arrays import Guarded
-from tests.kernels.parity import EVERY_MODE, OFF, check_decode, check_encode, reference_encode
+from tests.kernels.parity import EVERY_MODE, OFF, reference_encode
 
 
 @pytest.mark.parametrize("bits", (1, 3, 32))
@@ -27,8 +28,7 @@ def test_of_equal_magnitudes_the_first_are_sent(
         gradient, residual = torch.from_numpy(x), np.zeros(shape, np.float32)
         for feedback in EVERY_MODE:
             want = reference_encode(row, shape, gradient, feedback, residual, NoiseKey())
-            arguments = (gradient, feedback, residual, NoiseKey(), want)
-            check_encode(kernels, row, shape, *arguments, device=kernels.device)
+            kernels.parity.encode(row, shape, gradient, feedback, residual, NoiseKey(), want)
 
 
 @pytest.mark.parametrize("ranks", (40, 600))
@@ -37,27 +37,21 @@ def test_sums_of_many_payloads(kernels: Checked, codec: TopK, ranks: int) -> Non
     """More than are read at a time, and so many that tiles are smaller."""
     row, shape = Row("topk", codec, 0, OFF), (9001,)
     own = [encode(codec, shape, normal(shape, seed=seed)) for seed in range(3)]
-    check_decode(
-        kernels,
-        row,
-        shape,
-        np.stack([own[rank % 3] for rank in range(ranks)]),
-        torch.zeros(shape),
-        step=0,
-        scale=0.25,
-        device=kernels.device,
-    )
+    sent = [own[rank % 3] for rank in range(ranks)]
+    kernels.parity.decode(row, shape, sent, torch.zeros(shape), scale=0.25)
 
 
 def check_refusal(kernels: Checked, codec: TopK, payloads: np.ndarray, count: int) -> None:
     """Refuses rank 1's payload: the result is NaN, and nothing beside it changes."""
     out = Guarded(torch.full((count,), 7.0), 4, kernels.device)
     given = torch.from_numpy(payloads).to(kernels.device)
-    with pytest.raises(PayloadError, match="rank 1's payload: expected the list of indices"):
-        kernels.decode_sum(codec, (count,), given, out.array, step=0)
-    assert bool(out.array.isnan().all()) and out.intact()
-    kernels.decode_sum(codec, (count,), given[:1], out.array, step=0)
-    assert bool(out.array.isfinite().all())
+    for make in (kernels.batch, kernels.single):
+        batch = make([Entry(codec, (count,))])
+        with pytest.raises(PayloadError, match="rank 1's payload: expected the list of indices"):
+            batch.decode_sum([out.array], [0], given)
+        assert bool(out.array.isnan().all()) and out.intact()
+        batch.decode_sum([out.array], [0], given[:1])
+        assert bool(out.array.isfinite().all())
 
 
 @pytest.mark.parametrize(

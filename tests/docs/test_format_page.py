@@ -37,8 +37,9 @@ from hvd_compress.codecs.payload import (
     read_header,
 )
 from hvd_compress.codecs.rotation import rotate_back
-from hvd_compress.kernels.cpu import CpuKernels
-from hvd_compress.kernels.reference import ReferenceKernels
+from hvd_compress.kernels.batch import Entry
+from hvd_compress.kernels.cpu_batch import CpuBatch
+from hvd_compress.kernels.reference import ReferenceBatch
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = (DOCS / "format.md").read_text()
@@ -120,9 +121,9 @@ def test_flag_bits_without_a_meaning(name: str) -> None:
         slot = sent.copy()
         slot.view("<u4")[4] |= 1 << bit
         slot[24:32] = np.frombuffer(checksum(slot[:size]).to_bytes(8, "little"), np.uint8)
-        for kernels in (CpuKernels(), ReferenceKernels()):
+        for make in (CpuBatch, ReferenceBatch):
             out = np.zeros(math.prod(shape), np.float32)
-            kernels.decode_sum(codec, shape, slot[None], out, step=3)
+            make([Entry(codec, shape)]).decode_sum([out], [3], slot[None])
             assert np.array_equal(out, wanted), bit
 
 

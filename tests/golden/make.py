@@ -10,10 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from hvd_compress.codecs import NoiseKey
-from hvd_compress.kernels.reference import ReferenceKernels
+from tests.codecs import cases
 from tests.codecs.rows import ROWS, Row
 from tests.golden import gradients
 
@@ -28,12 +26,10 @@ def golden_file(row: Row) -> Path:
 def encode(row: Row) -> bytes:
     """Returns the bytes of the reference's payload and residual for the golden gradient."""
     residual = gradients.residual()
-    payload = np.empty(row.codec.payload_bytes(gradients.SHAPE), np.uint8)
-    ReferenceKernels().encode(
+    payload = cases.encode(
         row.codec,
         gradients.SHAPE,
         gradients.gradient(),
-        payload,
         feedback=row.feedback,
         residual=residual,
         noise=noise(),

@@ -37,8 +37,6 @@ BACKEND = "hostccl"
 
 
 KERNELS: tuple[tuple[type, str, tuple[int | str, ...], tuple[int | str, ...]], ...] = (
-    (CudaKernels, "encode", (3,), (4, "residual")),
-    (CudaKernels, "decode_sum", (3,), (4,)),
     (CudaKernels, "restore", (1, 2), (1,)),
     (CudaBatch, "encode", (1, 2), (3, 5)),
     (CudaBatch, "decode_sum", (3,), (1, 5)),

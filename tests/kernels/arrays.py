@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_compress.kernels.cpu import CpuKernels, KernelError
+from hvd_compress.kernels.cpu_library import isa as used_isa
+from hvd_compress.kernels.cpu_library import set_isa
+from hvd_compress.kernels.native import KernelError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 INSTRUCTION_SETS = ("plain", "avx2", "avx512")
@@ -31,14 +33,13 @@ def available(isa: str) -> bool:
 @contextmanager
 def using(isa: str) -> Iterator[None]:
     """Runs the library's kernels with one instruction set."""
-    kernels = CpuKernels()
-    best = kernels.isa
-    kernels.set_isa(isa)
+    best = used_isa()
+    set_isa(isa)
     try:
-        assert kernels.isa == isa
+        assert used_isa() == isa
         yield
     finally:
-        kernels.set_isa(best)
+        set_isa(best)
 
 
 def as_dtype(values: np.ndarray, dtype: str) -> torch.Tensor:

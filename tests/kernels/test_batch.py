@@ -1,4 +1,4 @@
-"""A batch's bytes, residuals and sums are those of single calls, whatever stands in it and next to it."""
+"""A batch's bytes, residuals and sums are the reference's, whatever stands in it and next to it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,18 @@ from hypothesis import strategies as st
 
 from hvd_compress.codecs import ECQ, Codec, ErrorFeedback, NoiseKey, OneBit, PayloadError
 from hvd_compress.codecs.payload import FLAG_NONFINITE, payload_length, read_header
-from hvd_compress.kernels.batch import BatchPayloadError, SerialBatch
-from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.batch import Arrays, Batch, BatchPayloadError, Entry
+from hvd_compress.kernels.copies import CopiedBatch
 from hvd_compress.kernels.cpu_arrays import FixedArrays, addresses_of
 from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.kernels.cpu_library import load
-from hvd_compress.kernels.entries import Arrays, Entry
-from hvd_compress.kernels.interface import KernelBatch
 from hvd_compress.kernels.native import KernelError, Tensor, spec_of
-from hvd_compress.kernels.reference import ReferenceKernels
-from tests.codecs.cases import floats, normal, shapes, tensors
+from hvd_compress.kernels.reference import ReferenceBatch
+from tests.codecs.cases import Truncated, floats, normal, shapes, tensors
 from tests.codecs.rows import ROWS, Row
-from tests.kernels.arrays import DTYPES, Guarded, as_dtype, assert_same, bits, widened
+from tests.kernels.arrays import DTYPES, Guarded, as_dtype, assert_same, bits
 from tests.kernels.parity import EVERY_MODE, LARGE, decoded, kept, reference_encode
-from tests.kernels.test_cpu import WRONG_GRADIENTS, WRONG_RESIDUALS, Truncated
 
-REFERENCE = ReferenceKernels()
 FILL = 0x5A
 THREADS = (1, 2, 3)
 
@@ -85,20 +81,12 @@ def on_rank(case: Case, rank: int) -> Case:
     return replace(case, gradient=case.gradient * (1 - 0.5 * rank))
 
 
-def check_encode(
-    batch: KernelBatch, cases: Sequence[Case], *, in_place: bool, widen: bool = False
-) -> torch.Tensor:
+def check_encode(batch: Batch, cases: Sequence[Case], *, in_place: bool) -> torch.Tensor:
     """Encodes between guards, compares with the reference, and returns the message."""
     entries = entries_of(cases)
-    gradients = [torch.from_numpy(widened(c.gradient)) if widen else c.gradient for c in cases]
-    values = [Guarded(gradient, gradient.element_size()) for gradient in gradients]
-
-    def held(residual: np.ndarray, feedback: ErrorFeedback) -> torch.Tensor:
-        one = kept(residual, feedback)
-        return torch.from_numpy(widened(one)) if widen else one
-
+    values = [Guarded(case.gradient, case.gradient.element_size()) for case in cases]
     before = [
-        Guarded(held(case.residual, case.feedback), 4) if case.feedback.enabled else None
+        Guarded(kept(case.residual, case.feedback), 4) if case.feedback.enabled else None
         for case in cases
     ]
     garbage = [None if one is None else torch.full_like(one.array, 1e20) for one in before]
@@ -119,13 +107,13 @@ def check_encode(
         want[entry.offset : entry.end], residual = reference_row(case)
         got = message.array.numpy()[entry.offset : entry.end]
         assert_same(got, want[entry.offset : entry.end], f"payload {what}")
-        assert_same(bits(values[place].array), bits(gradients[place]), f"gradient {what}")
+        assert_same(bits(values[place].array), bits(case.gradient), f"gradient {what}")
         old, new = before[place], after[place]
         if residual is None or old is None or new is None:
             continue
-        assert_same(bits(new.array), bits(held(residual, case.feedback)), f"residual {what}")
+        assert_same(bits(new.array), bits(kept(residual, case.feedback)), f"residual {what}")
         if not in_place:
-            unchanged = bits(held(case.residual, case.feedback))
+            unchanged = bits(kept(case.residual, case.feedback))
             assert_same(bits(old.array), unchanged, f"residual before {what}")
         assert old.intact() and new.intact() and values[place].intact(), f"out of bounds: {what}"
     assert_same(message.array.numpy(), want, "bytes between payloads")
@@ -133,22 +121,11 @@ def check_encode(
     return message.array.clone()
 
 
-def check_decode(
-    batch: KernelBatch,
-    cases: Sequence[Case],
-    rows: torch.Tensor,
-    scale: float,
-    *,
-    widen: bool = False,
-) -> None:
+def check_decode(batch: Batch, cases: Sequence[Case], rows: torch.Tensor, scale: float) -> None:
     """Decodes between guards, and compares with the reference."""
     entries = entries_of(cases)
     kept = rows.clone()
-    dtypes = [torch.float32 if widen else case.gradient.dtype for case in cases]
-    outs = [
-        Guarded(torch.full((math.prod(case.shape),), 3.0, dtype=dtype), 8)
-        for case, dtype in zip(cases, dtypes, strict=True)
-    ]
+    outs = [Guarded(torch.full_like(case.gradient, 3.0), 8) for case in cases]
     steps = [case.noise.step for case in cases]
     nonfinite = batch.decode_sum([out.array for out in outs], steps, rows, scale)
     flags = 0
@@ -177,36 +154,17 @@ def messages(cases: Sequence[Case], ranks: int) -> torch.Tensor:
 
 
 def check(cases: Sequence[Case], threads: int, ranks: int, scale: float) -> None:
-    """Encodes and decodes, in place and not, by the CPU's batch and by single calls of two executors."""
+    """Encodes and decodes, in place and not, with every batch that takes tensors on the CPU."""
     entries = entries_of(cases)
     rows = messages(cases, ranks)
-    batches: list[tuple[KernelBatch, bool]] = [
-        (CpuBatch(entries, threads), False),
-        (SerialBatch(CpuKernels(threads), entries), False),
-    ]
+    batches: list[Batch] = [CpuBatch(entries, threads)]
     if threads == 1:  # The reference has no more.
-        batches.append((SerialBatch(REFERENCE, entries), True))
-    for batch, widen in batches:
-        numbers = _Numbered(batch) if widen else batch
+        batches += [CopiedBatch(entries), ReferenceBatch(entries)]
+    for batch in batches:
         for in_place in (True, False):
-            message = check_encode(numbers, cases, in_place=in_place, widen=widen)
-            check_decode(numbers, cases, message[None], scale, widen=widen)
-        check_decode(numbers, cases, rows, scale, widen=widen)
-
-
-class _Numbered:
-    """A batch of the reference's, which takes NumPy's arrays."""
-
-    def __init__(self, batch: KernelBatch) -> None:
-        self._batch = batch
-
-    def encode(self, *lists: Any) -> None:
-        *arrays, steps, message = lists
-        as_arrays = [[None if a is None else a.numpy() for a in items] for items in arrays]
-        self._batch.encode(*as_arrays, steps, message.numpy())
-
-    def decode_sum(self, values: Any, steps: Any, rows: Any, scale: float = 1.0) -> bool:
-        return self._batch.decode_sum([a.numpy() for a in values], steps, rows.numpy(), scale)
+            message = check_encode(batch, cases, in_place=in_place)
+            check_decode(batch, cases, message[None], scale)
+        check_decode(batch, cases, rows, scale)
 
 
 @st.composite
@@ -321,7 +279,7 @@ def test_the_entry_and_the_rank_of_an_altered_payload_are_named(threads: int, is
     steps = [case.noise.step for case in some]
     outs = [torch.zeros(385) for _ in some]
     random = np.random.default_rng(threads)
-    for batch in (CpuBatch(entries, threads), SerialBatch(CpuKernels(threads), entries)):
+    for batch in (CpuBatch(entries, threads), ReferenceBatch(entries)):
         for number, entry in enumerate(entries):
             rank, bit = number % 3, int(random.integers(8))
             payload = rows[rank, entry.offset : entry.end].numpy()
@@ -343,7 +301,7 @@ def test_another_step_is_an_error_of_its_entry() -> None:
     steps = [case.noise.step for case in some]
     steps[4] += 1
     outs = [torch.zeros(70) for _ in some]
-    for batch in (CpuBatch(entries), SerialBatch(CpuKernels(), entries)):
+    for batch in (CpuBatch(entries), ReferenceBatch(entries)):
         with pytest.raises(
             BatchPayloadError, match="rank 0's payload: expected step 5, got 4"
         ) as e:
@@ -388,7 +346,8 @@ def test_entries_may_be_parts_of_arrays(dtype: str, isa: str) -> None:
     want, alone = message_of(entries)[0], CpuBatch(entries, 2)
     rests = own(before)
     alone.encode(own(values), rests, rests, [steps[number] for number, _ in places], want)
-    for batch in (CpuBatch(entries, 2, arrays), SerialBatch(CpuKernels(2), entries, arrays)):
+    for make in (CpuBatch, CopiedBatch, ReferenceBatch):
+        batch = make(entries, arrays=arrays)
         got, after = message_of(entries)[0], [torch.full((300,), 1e20), None, None]
         batch.encode(values, before, after, steps, got)
         assert torch.equal(got, want)
@@ -408,9 +367,10 @@ def test_entries_may_be_parts_of_arrays(dtype: str, isa: str) -> None:
 # A codec that only the reference knows
 
 
-def test_codecs_without_kernels_are_encoded_beside_the_others() -> None:
-    some = list(every_row((5, 77)))
-    for number in (0, 3, 26):
+@pytest.mark.parametrize("shape", ((), (0,), (5, 77)), ids=str)
+def test_codecs_without_kernels_are_encoded_beside_the_others(shape: tuple[int, ...]) -> None:
+    some = list(every_row(shape))
+    for number in (0, 4, 5, 26):  # Of every dtype.
         some[number] = replace(some[number], codec=Truncated())
     for threads in THREADS:
         check(some, threads, 2, 0.5)
@@ -453,6 +413,26 @@ def decode(**changed: Any) -> None:
         "rows": message[None],
     }
     CpuBatch(ENTRIES).decode_sum(**{**given, **changed})
+
+
+WRONG_GRADIENTS = (
+    (torch.zeros(71), ValueError, "expected 70 elements, got 71"),
+    (
+        torch.zeros(70).double(),
+        TypeError,
+        "expected dtype float32, float16 or bfloat16, got float64",
+    ),
+    (np.zeros(70, ">f4"), TypeError, "expected dtype float32, float16 or bfloat16, got >f4"),
+    (np.zeros(70, np.int32), TypeError, "expected dtype float32, float16 or bfloat16, got int32"),
+    (torch.zeros(140)[::2], ValueError, "expected a contiguous array"),
+    (np.zeros(140, np.float32)[::2], ValueError, "expected a contiguous array"),
+    (torch.zeros(70, device="meta"), ValueError, "expected a CPU tensor, got one on meta"),
+)
+WRONG_RESIDUALS = (
+    (torch.zeros(69), ValueError, "expected 70 elements, got 69"),
+    (torch.zeros(70).half(), TypeError, "expected dtype float32, got torch.float16"),
+    (torch.zeros(140)[::2], ValueError, "expected a contiguous array"),
+)
 
 
 def at_first(value: Any) -> list[Any]:
@@ -515,7 +495,7 @@ def test_places_in_the_message(offsets: tuple[int, int], message: str | None) ->
         Entry(codec, SHAPE, FULL, NoiseKey(), offset)
         for codec, offset in zip(codecs, offsets, strict=True)
     ]
-    for make in (CpuBatch, lambda entries: SerialBatch(REFERENCE, entries)):
+    for make in (CpuBatch, ReferenceBatch):
         if message is None:
             make(entries)
         else:
@@ -523,9 +503,12 @@ def test_places_in_the_message(offsets: tuple[int, int], message: str | None) ->
                 make(entries)
 
 
-def test_wrong_numbers_of_threads() -> None:
-    with pytest.raises(ValueError, match=r"CpuBatch\.threads: expected .*, got 0"):
-        CpuBatch([], 0)
+@pytest.mark.parametrize(
+    ("threads", "error"), ((0, ValueError), (-1, ValueError), (1.5, TypeError))
+)
+def test_wrong_numbers_of_threads(threads: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"CpuBatch\.threads: expected .*, got "):
+        CpuBatch([], threads)
 
 
 def test_arrays_that_stay_where_they_are_are_checked_once() -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey
-from hvd_compress.kernels.reference import ReferenceKernels
+from hvd_compress.codecs import Codec, NoiseKey
+from hvd_compress.kernels.batch import Entry
+from hvd_compress.kernels.reference import ReferenceBatch
 from tests.torch_models import DEVICE
 
 FEATURES, HIDDEN, OUTPUTS = 20, 32, 12
@@ -173,8 +174,7 @@ def sent(
     shape, flat = tuple(x.shape), x.float().contiguous().cpu().numpy().reshape(-1)
     payload = np.empty((1, codec.payload_bytes(shape)), np.uint8)
     decoded = np.empty(flat.size, np.float32)
-    kernels, noise = ReferenceKernels(), NoiseKey(seed, rank, number, step)
-    off = ErrorFeedback(0.0)
-    kernels.encode(codec, shape, flat, payload[0], feedback=off, residual=None, noise=noise)
-    kernels.decode_sum(codec, shape, payload, decoded, step=step)
+    batch = ReferenceBatch([Entry(codec, shape, noise=NoiseKey(seed, rank, number))])
+    batch.encode([flat], [None], [None], [step], payload[0])
+    batch.decode_sum([decoded], [step], payload)
     return torch.from_numpy(decoded).to(x.device).reshape(shape)

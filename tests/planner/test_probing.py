@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,28 +10,30 @@ import pytest
 
 from hvd_compress.codecs import ECQ, FP16, ErrorFeedback, LevelCodec, OneBit
 from hvd_compress.codecs.lengths import normal_bits
-from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.batch import Entry
+from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.planner.measured import KINDS
 from hvd_compress.planner.probing import BARRIER, SMALL, SMALL_BYTES, Prober
 
 CODING = (FP16(), ErrorFeedback(alpha=0.0))
 
 
-class _Kernels:
-    """Work that takes no time, and is counted."""
+class _Batch:
+    """Work that takes no time, and is noted."""
 
-    def __init__(self, runs: list[str]) -> None:
-        self.runs, self.shapes = runs, set()
+    def __init__(self, runs: list[str], codec, shape, feedback) -> None:
+        self.runs, self.feedback = runs, feedback
+        self.shape, self.size = shape, codec.payload_bytes(shape)
 
-    def encode(self, codec, shape, gradient, payload, **options) -> None:
-        self.runs.append("encode")
-        self.shapes.add(shape)
-        assert gradient.size == np.prod(shape) and payload.size == codec.payload_bytes(shape)
-        assert (options["residual"] is None) == (not options["feedback"].enabled)
+    def encode(self, values, residuals, next_residuals, steps, message) -> None:
+        self.runs.append(f"encode {self.shape}")
+        assert values[0].size == np.prod(self.shape) and message.size == self.size
+        assert (residuals[0] is None) == (not self.feedback.enabled)
+        assert next_residuals[0] is residuals[0]
 
-    def decode_sum(self, codec, shape, payloads, out, *, step) -> None:
+    def decode_sum(self, values, steps, rows) -> None:
         self.runs.append("decode")
-        assert payloads.shape == (1, codec.payload_bytes(shape)) and out.size == np.prod(shape)
+        assert rows.shape == (1, self.size) and values[0].size == np.prod(self.shape)
 
 
 def _prober(size: int, largest: int) -> Prober:
@@ -40,7 +43,7 @@ def _prober(size: int, largest: int) -> Prober:
         size,
         largest,
         array=lambda count, dtype: np.ones(count, dtype),
-        kernels=_Kernels(runs),
+        batch=partial(_Batch, runs),
         collective=lambda kind, message, name: runs.append(f"{kind} {message.nbytes} {name}"),
     )
     made.runs = runs  # type: ignore[attr-defined]
@@ -52,7 +55,12 @@ def test_a_burst_is_a_barrier_links_and_codecs():
     numbers = prober.measure(KINDS, [CODING])
     collectives = [f"{kind.split()[0]} {prober.message_bytes(kind)} probe {kind}" for kind in KINDS]
     small = [f"all_reduce {SMALL_BYTES} {what}" for what in (BARRIER, SMALL)]
-    assert prober.runs == [*small, *collectives, *["encode"] * 2, *["decode"] * 2]
+    assert prober.runs == [
+        *small,
+        *collectives,
+        *[f"encode {(prober.elements,)}"] * 2,
+        *["decode"] * 2,
+    ]
     assert len(numbers) == 1 + len(KINDS) + 3 + 1
     bits = numbers.pop(-2)
     assert all(number >= 0 for number in numbers) and sum(numbers[:-1]) <= numbers[-1] and not bits
@@ -69,7 +77,7 @@ def _bits(codec: LevelCodec, **options: Any) -> float:
         2,
         10**5,
         array=lambda count, dtype: random.standard_normal(count).astype(dtype),
-        kernels=CpuKernels(),
+        batch=lambda *tensor: CpuBatch([Entry(*tensor)]),
         collective=lambda kind, message, name: None,
         **options,
     )
@@ -104,4 +112,6 @@ def test_probes_are_no_larger_than_the_largest_gradient():
 def test_codecs_that_look_at_columns_get_a_matrix():
     prober = _prober(2, 10_000)
     prober.measure(KINDS[:1], [CODING, (OneBit(group="column"), ErrorFeedback())])
-    assert prober._kernels.shapes == {(prober.elements,), (prober.elements // 256, 256)}
+    shapes = {run for run in prober.runs if run.startswith("encode")}
+    expected = (prober.elements,), (prober.elements // 256, 256)
+    assert shapes == {f"encode {shape}" for shape in expected}

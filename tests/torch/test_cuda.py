@@ -18,6 +18,7 @@ import hvd_compress.torch as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import ErrorFeedback, OneBit, codec_class
 from hvd_compress.engine.executors import Executors
+from hvd_compress.kernels.batch import Entry
 from hvd_compress.torch import step as torch_step
 from tests.contract import memory, residuals, results
 from tests.contract.horovod_torch import HorovodTorch
@@ -190,10 +191,4 @@ def test_a_codec_without_a_kernel_runs_on_copies_with_one_warning() -> None:
 
 def test_tensors_elsewhere_are_refused() -> None:
     with pytest.raises(TypeError, match="on the CPU or on a CUDA device, got one on meta"):
-        Executors(1).decode_sum(
-            OneBit(),
-            (1,),
-            torch.zeros((1, 48), dtype=torch.uint8),
-            torch.zeros(1, device="meta"),
-            step=0,
-        )
+        Executors(1).batch([Entry(OneBit(), (1,))], None, torch.zeros(1, device="meta"))

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hvd_compress.torch as hvdc
-from hvd_compress.codecs import ECQ, ErrorFeedback, NoiseKey, Ternary
+from hvd_compress.codecs import ECQ, ErrorFeedback, Ternary
 from hvd_compress.codecs.lengths import bits_of
 from hvd_compress.codecs.payload import payload_length
 from hvd_compress.exchanges import buckets
 from hvd_compress.exchanges.reference import Simulation
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.kernels.cpu import CpuKernels
+from hvd_compress.kernels.batch import Entry
+from hvd_compress.kernels.cpu_batch import CpuBatch
 from hvd_compress.planner.cost import seconds
 from hvd_compress.planner.machines import Cluster, CodecSpeed, Link
 from tests.ranks import on_ranks
@@ -118,8 +119,8 @@ def test_the_model_predicts_what_ranks_send(exchange: str, kind: str) -> None:
     bits = None
     if kind == "laplace":
         payload = np.zeros(CODEC.payload_bytes(shapes["a"]), np.uint8)
-        options = {"feedback": ErrorFeedback(0.0), "residual": None, "noise": NoiseKey()}
-        CpuKernels().encode(CODEC, shapes["a"], numbers[0].ravel(), payload, **options)
+        batch = CpuBatch([Entry(CODEC, shapes["a"])])
+        batch.encode([numbers[0].ravel()], [None], [None], [0], payload)
         bits = bits_of(CODEC, shapes["a"], payload_length(payload, payload.size))
     cluster = Cluster(size // local, local, Link(1e9))
     route = Route(CODEC, WEAK, exchange)
