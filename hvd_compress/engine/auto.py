@@ -135,10 +135,6 @@ class Planning(CompressorBase, ABC):
         """Whether this is the first of the ranks that plan together, which logs the plan."""
         return self._rank == 0
 
-    def _largest(self, slot: Slot) -> Slot:
-        """A slot with the largest shape of this tensor on any rank that the planner decides for."""
-        return slot
-
     def _slowest(self, table: torch.Tensor) -> torch.Tensor:
         """The sums of the ranks that exchange, or the largest ones if several groups plan together."""
         return table
@@ -158,7 +154,7 @@ class Planning(CompressorBase, ABC):
         """Begins to plan for the present tensors, or goes on with the plan of a saved state."""
         routes, local = self._ways()
         trained = self._trained()
-        self._tensors = [self._tensor_of(self._largest(slot), routes) for slot in trained]
+        self._tensors = [self._tensor_of(_largest(slot), routes) for slot in trained]
         own = (self._tensor_of(slot, routes) for slot in trained)
         self._own_choices = {tensor.name: tensor.choices for tensor in own}
         self._allowed = [str(route) for route in routes]
@@ -235,6 +231,11 @@ class Planning(CompressorBase, ABC):
         if undecided and planner.settled and self._is_first():
             logging.getLogger(type(self).__module__).info("%s", self.explain())
         self._mark = time.perf_counter()
+
+
+def _largest(slot: Slot) -> Slot:
+    """A slot with the largest shape of this tensor on any rank that the planner decides for."""
+    return Slot(slot.name, slot.index, slot.parameter.new_empty(()).expand(slot.largest))
 
 
 def _synchronizing(device: torch.device) -> Callable[[], None] | None:

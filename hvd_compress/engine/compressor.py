@@ -468,13 +468,9 @@ class CompressorBase:
         """Warns, once, if gradients are to be encoded by a router's routes, and none is large enough."""
         trained = self._trained()
         if self._size > 1 and all(slot.route.uncompressed for slot in trained):
-            shapes = {s.name: self._shape_of(s) for s in trained if s.dtype in ENCODABLE}
+            shapes = {s.name: s.largest for s in trained if s.dtype in ENCODABLE}
             if not self._warned_of_nothing and warn_of_nothing(router, shapes):
                 self._warned_of_nothing = True
-
-    def _shape_of(self, slot: Slot) -> tuple[int, ...]:
-        """The largest shape of a slot's gradient on any rank."""
-        return slot.shape
 
     def _take_route(self, slot: Slot, route: Route) -> None:
         """Checks that a parameter's gradients can use a route, and warns if it has drawbacks for them."""

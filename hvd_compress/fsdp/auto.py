@@ -11,7 +11,6 @@ import torch.distributed as dist
 from hvd_compress.codecs import NoCompression
 from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.routing import CodecLike
 from hvd_compress.fsdp.compressor import Compressor
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
@@ -55,10 +54,6 @@ class Auto(GroupPlanning, Compressor):
 
     def _is_first(self) -> bool:
         return super()._is_first() and self._shard[0] == 0
-
-    def _largest(self, slot: Slot) -> Slot:
-        like = slot.parameter.new_empty(()).expand(self._padded[slot.index])
-        return Slot(slot.name, slot.index, like)
 
     def _slowest(self, table: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(table, dist.ReduceOp.MAX, group=self._shards)

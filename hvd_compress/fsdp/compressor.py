@@ -14,16 +14,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
-from hvd_compress.distributed.keys import like, local
+from hvd_compress.distributed.keys import local
 from hvd_compress.distributed.meshes import FLAT, replicas
 from hvd_compress.engine.autograd import has_gradient_hook
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.executors import device_of, keep_from_reuse
 from hvd_compress.engine.options import Options
-from hvd_compress.engine.slots import Slot, slots_of
+from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state_checks import expect_state
-from hvd_compress.exchanges.routing import ENCODABLE, Route, Router
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.fsdp.passes import BackwardPass
 from hvd_compress.fsdp.reduce_scatter import REMEDY
 from hvd_compress.fsdp.sharding import Unit, sharded
@@ -101,13 +101,11 @@ class Compressor(ProcessGroupCompressor):
     ) -> None:
         found = sharded(model)
         group = replicas("Compressor", mesh, process_group, found.mesh, _NO_REPLICAS)
-        self._numbered = slots_of(
-            [(name, like(shard, dtype)) for name, shard, dtype in found.parameters]
-        )
+        self._numbered = found.shards
         super().__init__(self._numbered, codec, process_group=group, **options)
         self._use.watch_parameters(model.parameters())
         check_choice("Compressor", "exchange", self._exchange, FLAT)
-        self._units, self._shards, self._padded = found.units, found.group, found.padded
+        self._shards = found.group
         # This rank's number among the ranks that share the parameters out, and how many these are.
         self._shard = [dist.get_rank(found.group), dist.get_world_size(found.group)]
         self._pass = BackwardPass(self._end)
@@ -123,12 +121,6 @@ class Compressor(ProcessGroupCompressor):
         ] = {}  # By parameter: what is sent where it is not used.
         self._marks: list[torch.Tensor] = []
         self._uneven: list[torch.Tensor] = []  # Whether replicas use different parameters.
-        # Frozen, and no codec is for them, such as quantized weights.
-        self._as_is = {
-            number
-            for number, (_, _, dtype) in enumerate(found.parameters)
-            if number in found.frozen and str(dtype).removeprefix("torch.") not in ENCODABLE
-        }
         problem = None
         try:
             self._bind()
@@ -213,19 +205,9 @@ class Compressor(ProcessGroupCompressor):
             state for state, place in zip(states, places, strict=True) if place == self._shard
         )
 
-    def _shape_of(self, slot: Slot) -> tuple[int, ...]:
-        return self._padded[slot.index]
-
-    def _trained(self) -> list[Slot]:
-        frozen = set().union(*(unit.frozen for unit in self._units))
-        return [slot for slot in self._numbered if slot.index not in frozen]
-
     def _check_route(self, slot: Slot, route: Route) -> None:
         check_choice(slot.name, "exchange", route.exchange, FLAT)
         super()._check_route(slot, route)
-
-    def _choose_routes(self, slots: list[Slot], router: Router | None = None) -> None:
-        super()._choose_routes([slot for slot in slots if slot.index not in self._as_is], router)
 
     @torch.no_grad()
     def _reduce(self, number: int, unit: Unit, output: torch.Tensor) -> None:
