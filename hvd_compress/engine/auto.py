@@ -55,12 +55,6 @@ class Planning(CompressorBase, ABC):
     """The state of an earlier planner, from which the next one goes on."""
     _allowed: Sequence[str] = ()
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        for name in ("_planner", "_tensors", "_own_choices", "_allowed", "_mark"):
-            state.pop(name, None)
-        return {**state, "_saved_plan": self._plan_state()}
-
     @abstractmethod
     def _ways(self) -> tuple[Sequence[Route], int]:
         """The usable routes, and the number of ranks on each host; the same on every rank."""
@@ -133,7 +127,7 @@ class Planning(CompressorBase, ABC):
 
     def _is_first(self) -> bool:
         """Whether this is the first of the ranks that plan together, which logs the plan."""
-        return self._rank == 0
+        return self._ranks.group.rank == 0
 
     def _slowest(self, table: torch.Tensor) -> torch.Tensor:
         """The sums of the ranks that exchange, or the largest ones if several groups plan together."""
@@ -146,14 +140,14 @@ class Planning(CompressorBase, ABC):
             slot.dtype,
             slot.parameter.element_size(),
             routes=routes,
-            router=self._router,
-            check=lambda route: self._check_route(slot, route),
+            router=self._routes.router,
+            check=lambda route: self._routes.check(slot, route),
         )
 
     def _plan(self) -> None:
         """Begins to plan for the present tensors, or goes on with the plan of a saved state."""
         routes, local = self._ways()
-        trained = self._trained()
+        trained = self._routes.trained
         self._tensors = [self._tensor_of(_largest(slot), routes) for slot in trained]
         own = (self._tensor_of(slot, routes) for slot in trained)
         self._own_choices = {tensor.name: tensor.choices for tensor in own}
@@ -174,14 +168,15 @@ class Planning(CompressorBase, ABC):
             table = torch.tensor(numbers, dtype=torch.float64, device=device)
             return self._slowest(self._run("all_reduce", table, name)).tolist()
 
+        group = self._ranks.group
         self._planner = Planner(
             self._tensors,
-            rank=self._rank,
-            size=self._size,
+            rank=group.rank,
+            size=group.size,
             local=local,
             sum_over_ranks=total,
             prober=Prober(
-                self._size,
+                group.size,
                 max(counts, default=1),
                 array=array,
                 kernels=self._kernels,
@@ -195,12 +190,12 @@ class Planning(CompressorBase, ABC):
         self._mark: float | None = None
         self._apply(self._planner.plan)
         coded = next((route for route in routes if not route.uncompressed), UNCOMPRESSED_ROUTE)
-        self._expect_encoding(self._router.with_route(coded))
+        self._routes.expect_encoding(self._routes.router.with_route(coded))
 
     def _run(self, kind: str, message: torch.Tensor, name: str) -> torch.Tensor:
-        comm = self._batches.comm
+        comm, size = self._batches.comm, self._ranks.group.size
         if kind == "all_to_all":
-            collective = comm.all_to_all(message, [len(message) // self._size] * self._size)
+            collective = comm.all_to_all(message, [len(message) // size] * size)
         else:
             collective = getattr(comm, kind)(message)
         collective.count(self.counters)
@@ -213,7 +208,7 @@ class Planning(CompressorBase, ABC):
             tensor.name: route if route in self._own_choices[tensor.name] else UNCOMPRESSED_ROUTE
             for tensor, route in plans
         }
-        self._set_routes((slot, taken[slot.name]) for slot in self._slots if slot.name in taken)
+        self._routes.set((slot, taken[slot.name]) for slot in self._slots if slot.name in taken)
 
     @torch.no_grad()
     def _step_ended(self) -> None:

@@ -53,8 +53,8 @@ class Auto(GroupPlanning, Compressor):
         return {**super()._settings(), **self._position()}
 
     def _is_first(self) -> bool:
-        return super()._is_first() and self._shard[0] == 0
+        return super()._is_first() and self._ranks.shard[0] == 0
 
     def _slowest(self, table: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(table, dist.ReduceOp.MAX, group=self._shards)
+        dist.all_reduce(table, dist.ReduceOp.MAX, group=self._ranks.shards)
         return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -25,18 +26,27 @@ class GroupPlanning(Planning, ProcessGroupCompressor):
 
     _choices: Sequence[Route]
 
+    def __getstate__(self) -> dict[str, Any]:
+        choices, plan = self._choices, self._plan_state()
+        return {**super().__getstate__(), "choices": choices, "planner": plan}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._choices, self._saved_plan = state["choices"], state["planner"]
+        super().__setstate__(state)
+
     def _needs_hosts(self) -> bool:
         return any(route.exchange == "hierarchical" for route in self._choices)
 
     def _bind(self) -> None:
-        if not self._bound:
+        if not self._ranks.joined:
             super()._bind()
             self._plan()
 
     def _ways(self) -> tuple[Sequence[Route], int]:
-        assert self._group.hosts is not None
-        local = self._group.hosts.local
-        flat = not 1 < local < self._size
+        group = self._ranks.group
+        assert group.hosts is not None
+        local = group.hosts.local
+        flat = not 1 < local < group.size
         usable = [r for r in self._choices if not (flat and r.exchange == "hierarchical")]
         return usable, local
 
@@ -48,6 +58,6 @@ class GroupPlanning(Planning, ProcessGroupCompressor):
         self._step_ended()
 
     def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
-        result, work = self._collectives.start(collective)
+        result, work = self._ranks.collectives.start(collective)
         work.wait()
         return result

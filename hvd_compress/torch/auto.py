@@ -51,7 +51,7 @@ class Auto(Planning, Compressor):
     ) -> None:
         self._choices = allowed(codecs, exchanges)
         super().__init__(model, NoCompression(), **options)
-        self._take_routes_again()
+        self._take_routes()
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Horovod's entry: starts the exchange of one gradient."""
@@ -68,28 +68,28 @@ class Auto(Planning, Compressor):
         gradient = super().decompress(tensor, ctx)
         self._under_way -= 1
         if not self._under_way:
-            if self._step.complete:
+            if self._ranks.step.complete:
                 self._step_ended()
             else:
                 self._mark = None
         return gradient
 
-    def _take_routes_again(self) -> None:
+    def _take_routes(self) -> None:
         self._under_way = 0
         self._plan()
 
     def _ways(self) -> tuple[Sequence[Route], int]:
         # A process set's ranks may be anywhere, so each counts as a host of its own.
-        local = hvd.local_size() if self._collectives.everywhere and equal_hosts() else 1
+        local = hvd.local_size() if self._ranks.collectives.everywhere and equal_hosts() else 1
         usable = hosts.usable(hvd.size(), hvd.local_size(), equal_hosts())
         without = () if usable else ("hierarchical",)
         return [r for r in self._choices if r.uncompressed or r.exchange not in without], local
 
     def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
-        handle = self._collectives.start(collective, name)
+        handle = self._ranks.collectives.start(collective, name)
         if not handle.done(_TIMEOUT):
             raise ExchangeError(
-                f"expected all {self._size} ranks to measure after the same step, got some that never do: "
-                f"ranks have made different numbers of steps, or one has ended"
+                f"expected all {self._ranks.group.size} ranks to measure after the same step, got some "
+                f"that never do: ranks have made different numbers of steps, or one has ended"
             )
         return handle.wait()

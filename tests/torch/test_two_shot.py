@@ -137,7 +137,7 @@ def test_the_second_shot_starts_while_the_backward_pass_still_runs() -> None:
 
     def known() -> bool:
         """The next hook sends, if the ranks are known to take part."""
-        check = compressor._step._participation._checking
+        check = compressor._ranks.step._participation._checking
         return check is None or check.done(60.0)
 
     watch(compressor, started=note)
@@ -190,7 +190,7 @@ def test_the_helper_goes_with_its_compressor() -> None:
     model, compressor = _start()
     optimizer = distributed(model, compressor)
     exchange(model, optimizer, targets(SHAPES, hvd.rank(), 0))
-    thread = compressor._step._progress._thread
+    thread = compressor._ranks.step._progress._thread
     assert any(t is thread for t in threading.enumerate())
     del model, compressor, optimizer
     gc.collect()

@@ -1,0 +1,56 @@
+"""The ranks among which a compressor sends."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges.comm import Group
+from hvd_compress.exchanges.routing import Route
+
+
+class Ranks(ABC):
+    """The ranks among which a compressor sends; every frontend has a class of its own.
+
+    Attributes:
+        group: the ranks, and this rank's place among them; known once this rank has joined them.
+        resets: the number of calls of ``reset()`` since the ranks have compared their configurations last.
+    """
+
+    group: Group
+    resets = 0
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether gradients are being exchanged."""
+
+    @staticmethod
+    @abstractmethod
+    def of_job() -> int:
+        """The number of ranks that train, as far as this process knows; 1 after the job's end."""
+
+    @abstractmethod
+    def check(self, slot: Slot, route: Route) -> None:
+        """Raises ``ValueError`` if these ranks cannot exchange a parameter's gradients by a route."""
+
+    @abstractmethod
+    def configuration(self, *, hierarchical: bool) -> dict[str, Any]:
+        """The part of the configuration that ranks compare which the frontend knows.
+
+        Args:
+            hierarchical: whether the exchange of some gradient distinguishes hosts.
+        """
+
+    @abstractmethod
+    def forget_agreement(self) -> None:
+        """Makes the ranks compare their configurations again."""
+
+    @abstractmethod
+    def wait(self, call: str, **arguments: str) -> None:
+        """Called before a call that every rank has to make changes anything; may wait for the other ranks.
+
+        Raises:
+            ExchangeError: not all ranks make the same call; nothing is changed then.
+        """
