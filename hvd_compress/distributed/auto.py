@@ -13,6 +13,7 @@ from hvd_compress.codecs.calls import guard
 from hvd_compress.distributed.compressor import Accept, Compressor, Work
 from hvd_compress.distributed.keys import pairs
 from hvd_compress.distributed.rebinding import Meeting
+from hvd_compress.engine.planned import position_of
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.routing import CodecLike
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
@@ -82,7 +83,7 @@ class Auto(GroupPlanning, Compressor):
         if (
             self._ranks.comparisons is None
         ):  # The first call tells the device, and perhaps more keys.
-            self._planner = None
+            self._planned = None
             return
         for slot in self._slots:
             device = self._ranks.device
@@ -94,13 +95,15 @@ class Auto(GroupPlanning, Compressor):
     def _slots_for(self, tensors: Sequence[torch.Tensor], keys: Sequence[str]) -> list[Slot]:
         routed = len(self._keys.routed)
         slots = super()._slots_for(tensors, keys)
-        if self._planner is None or not self._own_choices.keys() >= set(keys):
+        if self._planned is None or not self._planned.own_choices.keys() >= set(keys):
             self._plan()
         elif len(self._keys.routed) > routed:
-            self._apply(self._planner.plan)
+            self._planned.apply(self._planned.planner.plan)
         return slots
 
     def _agree(self) -> None:
         """Waits for the calls under way, and for the other ranks."""
         self._ranks.finish()
-        self._ranks.compare({**self._position(), "tensors": list(self._own_choices)})
+        assert self._planned is not None
+        tensors = list(self._planned.own_choices)
+        self._ranks.compare({**position_of(self._planned), "tensors": tensors})

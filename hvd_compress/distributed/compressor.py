@@ -19,6 +19,7 @@ from hvd_compress.engine.options import Options
 from hvd_compress.engine.residuals import norm_of
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.routing import Route
+from hvd_compress.process_group.compressor import count
 from hvd_compress.process_group.packing import Packer
 from hvd_compress.process_group.ranks import exchanges_of
 from hvd_compress.process_group.step import Bucket
@@ -161,7 +162,7 @@ class Compressor(RebindingCompressor):
                 named = dict(zip(keys, given, strict=True))
                 own, numbers = parts(named, self._ranks.process_group)
                 tensors = list(own.values())
-                scale = self._scale(op)
+                scale = _scale(op, self._ranks.group.size)
                 slots = self._slots_for(tensors, keys)
                 tensors = [writable(one) for one in tensors]
                 settings = self._configuration(slots)
@@ -209,7 +210,7 @@ class Compressor(RebindingCompressor):
         """Ends the ``warmup_steps`` of some keys before their next call; every rank has to call it."""
         for key in keys:
             slot = self._keys.slots[key]
-            slot.exchanges = max(slot.exchanges, self._warmup_steps)
+            slot.exchanges = max(slot.exchanges, self.warmup_steps)
 
     def set_codec(self, codec: Codec | Route | str | None, layers: str = "*") -> None:
         """Changes the codec between two calls; every rank has to make the same change.
@@ -307,11 +308,6 @@ class Compressor(RebindingCompressor):
             for slot in self._keys.slots.values():
                 slot.route = slot.route.among(self._came_from)
 
-    def _scale(self, op: Any) -> float:
-        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-            raise ValueError(f"all_reduce.op: expected ReduceOp.AVG or ReduceOp.SUM, got {op}")
-        return 1 / self._ranks.group.size if op == dist.ReduceOp.AVG else 1.0
-
     def _slots_for(self, tensors: Sequence[torch.Tensor], keys: Sequence[str]) -> list[Slot]:
         """The record of each tensor, with a route."""
         slots = self._keys.of(tensors, keys, self._ranks.device)
@@ -341,7 +337,14 @@ class Compressor(RebindingCompressor):
         self._ranks.under_way.remove(bucket)
         for slot in slots:
             slot.pending = False
-        self._count([bucket])
+        count([bucket], self.counters)
+
+
+def _scale(op: Any, ranks: int) -> float:
+    """The factor on the sum of the ranks' tensors; raises ``ValueError`` for another operation."""
+    if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        raise ValueError(f"all_reduce.op: expected ReduceOp.AVG or ReduceOp.SUM, got {op}")
+    return 1 / ranks if op == dist.ReduceOp.AVG else 1.0
 
 
 def group_of(given: Any) -> dist.ProcessGroup | None:

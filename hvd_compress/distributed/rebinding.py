@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hvd_compress.codecs import Codec
 from hvd_compress.distributed.keys import Keys, kind_of
 from hvd_compress.distributed.ranks import CallRanks
-from hvd_compress.engine.options import Options
 from hvd_compress.engine.residuals import Owned
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import begin_with, own_part, restore, snapshot, unsent
@@ -140,18 +139,13 @@ class RebindingCompressor(ProcessGroupCompressor):
     _ranks: CallRanks
     _keys: Keys
 
-    def __init__(
-        self,
-        slots: Iterable[Slot],
-        codec: Codec | Route | str,
-        ranks: CallRanks,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(slots, codec, ranks, **options)
-        self._came_from: int | None = None  # The ranks of the last group.
-        self._member = uuid.uuid4().hex
-        self._members: list[str] = []  # The group's, by rank, if they have told each other.
-        self._norms: Norms | None = None
+    _came_from: int | None = None  # The ranks of the last group.
+    _members: Sequence[str] = ()  # The group's, by rank, if they have told each other.
+    _norms: Norms | None = None
+
+    @functools.cached_property
+    def _member(self) -> str:
+        return uuid.uuid4().hex
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "came from": self._came_from}

@@ -91,14 +91,8 @@ class CompressorBase:
         parameters = [slot.parameter for slot in slots]
         name = f"{type(self).__name__} {route}"
         self._use = TorchUse(name, self._remedy, parameters, ranks.of_job)
-        self._routes = Routes(
-            slots,
-            Router(route, threshold, exclude, layers),
-            ranks,
-            self._use,
-            warmup_steps=warmup_steps,
-            owner_step=owner_step,
-        )
+        router = Router(route, threshold, exclude, layers)
+        self._routes = Routes(slots, router, ranks, self._use, warmup_steps, owner_step)
         if parameters:  # Tensors may come later, by names that are not known yet.
             self.check_patterns([slot.name for slot in slots])
         self._owner_step = owner_step
@@ -108,7 +102,6 @@ class CompressorBase:
         self._grad_scaler = grad_scaler
         self._last = LastExchange()
         self._first_step: FirstStep | None = FirstStep()
-        self._warmup_steps = warmup_steps
         self._seed = seed
         self.counters = Counters()
 
@@ -131,7 +124,7 @@ class CompressorBase:
     @property
     def warmup_steps(self) -> int:
         """The number of steps at the start in which gradients are sent uncompressed."""
-        return self._warmup_steps
+        return self._routes.warmup_steps
 
     def check_patterns(self, names: Sequence[str]) -> None:
         """Raises ``ValueError`` if a pattern in ``exclude`` or ``layers`` matches no parameter's name."""
@@ -151,11 +144,7 @@ class CompressorBase:
     def _bind(self) -> None:
         """Calls :meth:`_join`, in a frontend that does not do so when a compressor is made."""
 
-    def set_codec(
-        self,
-        codec: Codec | Route | str | None,
-        layers: str = "*",
-    ) -> None:
+    def set_codec(self, codec: Codec | Route | str | None, layers: str = "*") -> None:
         """Changes the codec between two steps; every rank must make the same call.
 
         Under DDP and FSDP2, ranks wait for each other in this call, at most for the process group's
@@ -278,7 +267,9 @@ class CompressorBase:
                 nothing is changed then.
         """
         self._begin_loading("load_state_dict")
-        self._restore(state)
+        group, owned_by = self._ranks.group, self._routes.owned_by
+        restore(self._slots, state, group.rank, group.size, self._seed, owned_by)
+        self._last.replace()
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
         """Restores this rank's state from the states of a job with another number of ranks.
@@ -297,20 +288,16 @@ class CompressorBase:
                 nothing is changed then.
         """
         self._begin_loading("load_resized")
-        group = self._ranks.group
-        state = resize(self._slots, states, group.rank, group.size, self._routes.owned_by)
-        self._restore(state)
+        group, owned_by = self._ranks.group, self._routes.owned_by
+        state = resize(self._slots, states, group.rank, group.size, owned_by)
+        restore(self._slots, state, group.rank, group.size, self._seed, owned_by)
+        self._last.replace()
 
     def _begin_loading(self, call: str) -> None:
         """Called by every rank before it looks at a state that it loads."""
         self._bind()
         self._expect_idle(call)
         self._ranks.wait(call)
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        group = self._ranks.group
-        restore(self._slots, state, group.rank, group.size, self._seed, self._routes.owned_by)
-        self._last.replace()
 
     def _expect_idle(self, what: str) -> None:
         """Raises ``ExchangeError`` if gradients are being exchanged."""
@@ -348,7 +335,7 @@ class CompressorBase:
             "format version": FORMAT_VERSION,
             "ranks": self._ranks.group.size,
             "seed": self._seed,
-            "warmup_steps": self._warmup_steps,
+            "warmup_steps": self._routes.warmup_steps,
             "owner_step": self._owner_step_text,
             "calls of reset": self._ranks.resets,
             "gradient of": self._routes.describe(self._slots if slots is None else slots),

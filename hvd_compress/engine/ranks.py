@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from hvd_compress.engine.slots import Slot
-from hvd_compress.exchanges.comm import Group
+from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.routing import Route
 
 
@@ -46,6 +49,23 @@ class Ranks(ABC):
     @abstractmethod
     def forget_agreement(self) -> None:
         """Makes the ranks compare their configurations again."""
+
+    @abstractmethod
+    def usable(self, routes: Sequence[Route]) -> tuple[Sequence[Route], int]:
+        """The routes that can be used, and the number of ranks on each host; the same on every rank."""
+
+    @abstractmethod
+    def result_of(self, collective: Collective, name: str) -> torch.Tensor:
+        """Waits for a collective of all ranks to end, and returns its result."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first of the ranks that plan together."""
+        return self.group.rank == 0
+
+    def slowest(self, table: torch.Tensor) -> torch.Tensor:
+        """The sums of the ranks that exchange, or the largest ones if several groups plan together."""
+        return table
 
     @abstractmethod
     def wait(self, call: str, **arguments: str) -> None:

@@ -43,7 +43,7 @@ class Routes:
         owner_step: the compressor's argument of that name.
 
     Attributes:
-        router: the argument of that name.
+        router, warmup_steps: the arguments of these names.
         rules: name patterns of later calls of ``set_codec``, and their routers, the latest first.
         batches: the compressor's batches, whose plans depend on routes; set when it joins the ranks.
     """
@@ -56,7 +56,6 @@ class Routes:
         router: Router,
         ranks: Ranks,
         use: TorchUse,
-        *,
         warmup_steps: int,
         owner_step: OwnerStep | None,
     ) -> None:
@@ -65,7 +64,7 @@ class Routes:
         self.rules: list[tuple[str, Router]] = []
         self._ranks = ranks
         self._use = use
-        self._warmup_steps = warmup_steps
+        self.warmup_steps = warmup_steps
         self._owner_step = owner_step
         # The slots whose routes are checked when their parameters are trained.
         self._frozen: set[Slot] = set()
@@ -233,7 +232,7 @@ class Routes:
 
     def warming_up(self, slot: Slot) -> bool:
         """Whether the next gradient belongs to the warm-up."""
-        return slot.exchanges < self._warmup_steps
+        return slot.exchanges < self.warmup_steps
 
     def goes_uncompressed(self, slot: Slot) -> bool:
         """Whether the ranks add the next gradient without encoding it, and without owners."""
@@ -248,12 +247,12 @@ class Routes:
 
     def describe(self, slots: Iterable[Slot]) -> dict[str, str]:
         """The dtype, shape, route and step of slots by name, as texts that ranks compare."""
-        return {s.name: f"{self._format(s)}, step {s.step}{self._warmup(s)}" for s in slots}
-
-    def _warmup(self, slot: Slot) -> str:
-        """The warm-up steps that are over; ranks that differ would not end it together."""
-        over = min(slot.exchanges, self._warmup_steps)
-        return f", {over} of {self._warmup_steps} warm-up steps over" if self._warmup_steps else ""
+        found, last = {}, self.warmup_steps
+        for slot in slots:
+            # Ranks that differ would not end the warm-up together.
+            warmup = f", {min(slot.exchanges, last)} of {last} warm-up steps over" if last else ""
+            found[slot.name] = f"{self._format(slot)}, step {slot.step}{warmup}"
+        return found
 
     def _format(self, slot: Slot) -> str:
         """The format of a slot's gradients; described again only after a change."""

@@ -97,9 +97,8 @@ class Compressor(ProcessGroupCompressor):
         self._failure: Exception | None = None
         self._partial: dict[int, torch.Tensor] = {}  # By parameter: not yet exchanged.
         self._waiting: list[torch.Tensor] = []  # Parameters without a gradient until then.
-        self._absent: dict[
-            int, torch.Tensor
-        ] = {}  # By parameter: what is sent where it is not used.
+        # By parameter: what is sent where it is not used.
+        self._absent: dict[int, torch.Tensor] = {}
         self._marks: list[torch.Tensor] = []
         self._uneven: list[torch.Tensor] = []  # Whether replicas use different parameters.
         problem = None
@@ -387,7 +386,7 @@ class Compressor(ProcessGroupCompressor):
         """The settings that are the same for all shards."""
         return {
             **self._routes.router.settings,
-            "warmup_steps": self._warmup_steps,
+            "warmup_steps": self.warmup_steps,
             "seed": self._seed,
             "owner_step": self._owner_step_text,
             "parameters": [slot.name for slot in self._slots],

@@ -41,6 +41,14 @@ class MeshRanks(GroupRanks):
         shard, shards = self.shard
         return self.group.rank * shards + shard, self.group.size * shards
 
+    @property
+    def first(self) -> bool:
+        return super().first and self.shard[0] == 0
+
+    def slowest(self, table: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(table, dist.ReduceOp.MAX, group=self.shards)
+        return table
+
     def check(self, slot: Slot, route: Route) -> None:
         check_choice(slot.name, "exchange", route.exchange, FLAT)
         super().check(slot, route)

@@ -19,6 +19,7 @@ from hvd_compress.process_group.packing import Packer
 from hvd_compress.process_group.ranks import GroupRanks
 from hvd_compress.process_group.stateful import expect_own_names
 from hvd_compress.process_group.step import Bucket, Step
+from hvd_compress.ranks.counters import Counters
 
 
 class ProcessGroupCompressor(CompressorBase):
@@ -35,6 +36,8 @@ class ProcessGroupCompressor(CompressorBase):
     _chained = True
     _ranks: GroupRanks
     _packer: Packer
+    _choices: Sequence[Route] = ()
+    """The routes among which a planner chooses."""
 
     def __init__(
         self,
@@ -80,7 +83,8 @@ class ProcessGroupCompressor(CompressorBase):
     def _continue_copy(self, state: dict[str, Any]) -> None:
         self._routes.rules = state["rules"]
         self.counters = state["counters"]
-        self._use.exchanged = state["exchanged"]
+        if state["exchanged"]:
+            self._use.begin()
         self._ranks.origin = state["origin"]
         if self.counters.encoded_elements:
             self._first_step = None
@@ -111,13 +115,10 @@ class ProcessGroupCompressor(CompressorBase):
         ranks.joined = True
 
     def _join(self) -> None:
-        self._ranks.join(hierarchical=self._needs_hosts())
-        super()._join()
-
-    def _needs_hosts(self) -> bool:
-        """Whether gradients may be exchanged first within and then between hosts."""
         router = self._routes.router
-        return "hierarchical" in {route.exchange for route in (router.route, *router.encoding)}
+        possible = (router.route, *router.encoding, *self._choices)
+        self._ranks.join(hierarchical=any(one.exchange == "hierarchical" for one in possible))
+        super()._join()
 
     def _between_steps(self) -> None:
         """Called by every rank before a step's first gradient, when none is being exchanged."""
@@ -152,11 +153,13 @@ class ProcessGroupCompressor(CompressorBase):
             ranks.launcher,
             asked,
             lambda: ranks.prepare(self._slots),
-            self._count,
+            lambda buckets: count(buckets, self.counters),
             anywhere,
         )
 
-    def _count(self, buckets: Sequence[Bucket]) -> None:
-        for bucket in buckets:
-            for part in bucket.parts:
-                part.pending.content.count(self.counters)
+
+def count(buckets: Iterable[Bucket], counters: Counters) -> None:
+    """Adds the traffic of buckets whose results have arrived to the counters."""
+    for bucket in buckets:
+        for part in bucket.parts:
+            part.pending.content.count(counters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hvd_compress.engine.ranks import Ranks
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges import hosts
-from hvd_compress.exchanges.comm import Group
+from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.agreement import Agreement
@@ -182,6 +182,17 @@ class GroupRanks(Ranks):
                     f"with a route of this exchange in layers=, got one that does not know which ranks "
                     f"share a host: make it anew, and load what state_dict() of this one returns"
                 )
+
+    def usable(self, routes: Sequence[Route]) -> tuple[Sequence[Route], int]:
+        assert self.group.hosts is not None
+        local = self.group.hosts.local
+        flat = not 1 < local < self.group.size
+        return [r for r in routes if not (flat and r.exchange == "hierarchical")], local
+
+    def result_of(self, collective: Collective, name: str) -> torch.Tensor:
+        result, work = self.collectives.start(collective)
+        work.wait()
+        return result
 
     def configuration(self, *, hierarchical: bool) -> dict[str, Any]:
         if not hierarchical:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import horovod.torch as hvd
+import torch
 
 from hvd_compress.engine.ranks import Ranks
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges import hosts
-from hvd_compress.exchanges.comm import Group
+from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.launch import warn_of_separate_jobs
-from hvd_compress.torch.collectives import HorovodCollectives
+from hvd_compress.torch.collectives import HorovodCollectives, equal_hosts
 from hvd_compress.torch.step import HorovodStep
+
+_TIMEOUT = 60.0
+"""Seconds to wait for ranks that have ended the same step."""
 
 
 class HorovodRanks(Ranks):
@@ -85,6 +89,22 @@ class HorovodRanks(Ranks):
                 f"{slot.name}: expected process_set=None for exchange='hierarchical', got a set of "
                 f"{ranks.size} of {hvd.size()} ranks: hosts are those of the whole job"
             )
+
+    def usable(self, routes: Sequence[Route]) -> tuple[Sequence[Route], int]:
+        # A process set's ranks may be anywhere, so each counts as a host of its own.
+        local = hvd.local_size() if self.collectives.everywhere and equal_hosts() else 1
+        hierarchical = hosts.usable(hvd.size(), hvd.local_size(), equal_hosts())
+        without = () if hierarchical else ("hierarchical",)
+        return [r for r in routes if r.uncompressed or r.exchange not in without], local
+
+    def result_of(self, collective: Collective, name: str) -> torch.Tensor:
+        handle = self.collectives.start(collective, name)
+        if not handle.done(_TIMEOUT):
+            raise ExchangeError(
+                f"expected all {self.group.size} ranks to measure after the same step, got some that never "
+                f"do: ranks have made different numbers of steps, or one has ended"
+            )
+        return handle.wait()
 
     def configuration(self, *, hierarchical: bool) -> dict[str, Any]:
         # Horovod waits for ever for a rank without hooks for a gradient.

@@ -41,7 +41,7 @@ def _until_planned(compressor: hvdc.Auto, step: Callable[[int], object]) -> int:
     """Makes steps until there is a plan, and returns their number; more steps might measure anew."""
     for number in range(MOST_STEPS):
         step(number)
-        if compressor._planner.settled:
+        if compressor._planned.planner.settled:
             return number + 1
     raise AssertionError(compressor.explain())
 
@@ -69,16 +69,16 @@ def _every_change_of_route_keeps_every_gradient(ways: int) -> None:
     exchanges = ("allgather", "two_shot", "hierarchical")
     model, compressor, optimizer = _start(codecs=EXACT, exchanges=exchanges)
     ledger = _Ledger()
-    choices = [tensor.choices for tensor in compressor._tensors]
+    choices = [tensor.choices for tensor in compressor._planned.tensors]
     assert [len(routes) for routes in choices] == [ways, ways, ways, 1]
     # Every tensor takes another way in every step, all of them in the end, and each its own.
     orders = (*range(ways), 2, 0, 3, 1, 4, 0)
     for step, turn in enumerate(orders):
         plan = [routes[(turn + i) % len(routes)] for i, routes in enumerate(choices)]
-        compressor._apply(tuple(plan))
+        compressor._planned.apply(tuple(plan))
         ledger.step(model, optimizer, step)
     assert compressor.residual_norm() > 0
-    compressor._apply((UNCOMPRESSED_ROUTE,) * len(SHAPES))
+    compressor._planned.apply((UNCOMPRESSED_ROUTE,) * len(SHAPES))
     ledger.step(model, optimizer, len(orders), scale=0.0)
     assert compressor.residual_norm() == 0
     ledger.assert_balanced()
@@ -104,7 +104,7 @@ def _ranks_agree_on_every_plan() -> None:
     assert all(re.search(rf"^.*: .*\b{name}\b", text, re.M) for name in SHAPES)
     assert_identical_on_all_ranks(model)
 
-    compressor._apply((UNCOMPRESSED_ROUTE,) * len(SHAPES))
+    compressor._planned.apply((UNCOMPRESSED_ROUTE,) * len(SHAPES))
     ledger.step(model, optimizer, steps, scale=0.0)
     ledger.assert_balanced()
 
@@ -153,13 +153,13 @@ def test_the_same_as_stock_whatever_is_planned() -> None:
 def test_planning_is_rare_once_there_is_a_plan() -> None:
     model, compressor, optimizer = _start()
     shared: list[list[str]] = []
-    add = compressor._planner._sum
+    add = compressor._planned.planner._sum
 
     def listen(numbers: list[float], what: str) -> Any:
         shared[-1].append(what)
         return add(numbers, what)
 
-    compressor._planner._sum = listen
+    compressor._planned.planner._sum = listen
 
     def one_step(number: int) -> None:
         shared.append([])
@@ -184,7 +184,7 @@ def test_a_plan_is_saved_and_gone_on_with() -> None:
     other, later, again = _start()
     other.load_state_dict(model.state_dict())
     later.load_state_dict(state)
-    assert later._planner.settled and later.routes() == compressor.routes()
+    assert later._planned.planner.settled and later.routes() == compressor.routes()
     assert "goes on with the plan" in later.explain()
     gradients = targets(SHAPES, hvd.rank(), steps)
     assert_same_bits(exchange(other, again, gradients), exchange(model, optimizer, gradients))
@@ -192,7 +192,7 @@ def test_a_plan_is_saved_and_gone_on_with() -> None:
     fixed = hvdc.OneBit(Probe(SHAPES), threshold=100)
     _, anew, _ = _start()
     anew.load_state_dict(fixed.state_dict())
-    assert not anew._planner.settled
+    assert not anew._planned.planner.settled
     _, narrower, _ = _start(codecs=("ternary",))
     narrower.load_state_dict(state)
     routes = set(narrower.routes().values())
@@ -206,7 +206,7 @@ def test_states_of_another_number_of_ranks() -> None:
     states = hvd.allgather_object(compressor.state_dict(), name="states")
     _, later, _ = _start(codecs=EXACT)
     later.load_resized(states)
-    assert not later._planner.settled and later.residual_norm() > 0
+    assert not later._planned.planner.settled and later.residual_norm() > 0
 
 
 @on_ranks(2)
@@ -215,7 +215,7 @@ def test_nothing_is_measured_while_warming_up() -> None:
     for step in range(6):
         gradients = targets(SHAPES, hvd.rank(), step)
         exchange(model, optimizer, gradients)
-        assert compressor._planner.step == max(0, step - 2)
+        assert compressor._planned.planner.step == max(0, step - 2)
         assert (compressor.counters.encoded_elements == 0) == (step < 3)
 
 
@@ -250,7 +250,7 @@ def test_join() -> None:
     if hvd.rank() != 1:
         parameters = [{n: p.detach() for n, p in m.named_parameters()} for m in (model, plain)]
         assert_same_bits(*parameters)
-    assert not compressor.settled and compressor._planner.step == 2
+    assert not compressor.settled and compressor._planned.planner.step == 2
     _until_planned(
         compressor,
         lambda step: exchange(model, optimizer, two_valued(SHAPES, hvd.rank(), step % 8)),
@@ -270,7 +270,7 @@ def test_fewer_ranks() -> None:
     if not initialize_again(hvd, 2):
         return
     compressor.rebind()
-    assert not compressor.settled and compressor._planner.step == 0
+    assert not compressor.settled and compressor._planned.planner.step == 0
     _until_planned(compressor, step)
     assert len(_everywhere(compressor.explain())) == 1
 
