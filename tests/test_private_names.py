@@ -19,7 +19,6 @@ MODULES = {
 ELSEWHERE = {
     "engine/pending.py": {"_is_profiler_enabled"},
     "exchanges/comm.py": {"_indices"},
-    "fsdp/compressor.py": {"_fields"},  # Of a NamedTuple.
     "torch/collectives.py": {
         "_get_process_set_ids_and_ranks"
     },  # Of Horovod, whose last release it is.

@@ -22,6 +22,7 @@ from hvd_compress.exchanges.comm import byte_count
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
 from hvd_compress.process_group.private import is_unregistered
+from hvd_compress.process_group.ranks import GroupRanks
 from hvd_compress.process_group.step import Bucket, Step
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -48,13 +49,6 @@ class Compressor(ProcessGroupCompressor):
     """
 
     _remedy = "call hvd_compress.ddp.register(model, compressor) on every rank"
-    _made_by_use = ProcessGroupCompressor._made_by_use | {
-        "_used",
-        "_strides",
-        "_by_parameter",
-        "_discarded",
-        "_watched",
-    }
 
     def __init__(
         self,
@@ -72,7 +66,7 @@ class Compressor(ProcessGroupCompressor):
                 )
             process_group = _group_of(model, process_group)
             model = model.module
-        super().__init__(slots_of(model), codec, process_group=process_group, **options)
+        super().__init__(slots_of(model), codec, GroupRanks(process_group), **options)
         self._note_gradients()
         if process_group is not None or dist.is_initialized():
             self._bind()
@@ -99,9 +93,10 @@ class Compressor(ProcessGroupCompressor):
         Raises:
             ValueError: the compressor has a group of other ranks.
         """
-        if self._process_group is None and not self._bound:
-            self._process_group = model.process_group
-        own, wanted = map(_ranks_in, (self._process_group, model.process_group))
+        ranks = self._ranks
+        if ranks.process_group is None and not ranks.joined:
+            ranks.process_group = model.process_group
+        own, wanted = map(_ranks_in, (ranks.process_group, model.process_group))
         if own != wanted and own is not None:
             raise ValueError(
                 f"register: expected a compressor of the model's process group, ranks {wanted}, got one "
@@ -120,11 +115,12 @@ class Compressor(ProcessGroupCompressor):
                 exchange the bucket.
         """
         self._bind()
-        if self._step is None:
+        ranks = self._ranks
+        if ranks.step is None:
             self._discarded.begin(self._last)
             self._between_steps()
-            self._step = self._begin(asks=self._rendezvous is None)
-        step = self._step
+            ranks.step = self._begin(asks=not ranks.agreed)
+        step = ranks.step
         if bucket.index() <= step.last_index:
             raise ExchangeError(
                 "expected the last backward pass to have come to its end, got a new one: what that one had "
@@ -139,12 +135,12 @@ class Compressor(ProcessGroupCompressor):
         return sent.future.then(lambda done: done.value())
 
     def _end(self, step: Step) -> None:
-        self._step = None
+        self._ranks.step = None
         self._discarded.end()
         self.counters.steps += 1
         step.close()
         if step.agreement is not None:
-            self._note_agreement(step.agreement.name)
+            self._ranks.note_agreement(step.agreement.name)
         # Ahead of DDP's own callback, which knows of a Python exception's text alone. A rank that has
         # joined (uneven inputs) has no backward pass: it is refused there.
         with contextlib.suppress(RuntimeError):
@@ -152,11 +148,13 @@ class Compressor(ProcessGroupCompressor):
 
     def _packed(self, bucket: GradBucket) -> Bucket:
         buffer = bucket.buffer()
-        packed = Bucket(buffer, buffer.device, 1 / self._size)
+        size = self._ranks.group.size
+        packed = Bucket(buffer, buffer.device, 1 / size)
         slots = [self._slot_of(parameter) for parameter in bucket.parameters()]
         if buffer.is_sparse:  # Such a bucket has one parameter.
             self.counters.uncompressed_bytes += byte_count(buffer)
-            packed.parts.append(self._as_it_is([buffer], buffer.dtype, buffer, self._size))
+            part = self._packer.uncompressed([buffer], buffer.dtype, buffer, size)
+            packed.parts.append(part)
         else:
             rows = bucket.gradients()
             if slots[0].parameter.is_complex():
@@ -167,7 +165,8 @@ class Compressor(ProcessGroupCompressor):
                 if slot not in self._watched:
                     self._begin_to_watch(slot, row)
             tensors = ((slot, self._like(slot, row), row) for slot, row in pairs)
-            self._pack(packed, tensors, buffer=buffer)
+            unused = {slot.index for slot in slots} - self._used
+            self._packer.pack(packed, tensors, self.counters, unused=unused, buffer=buffer)
         self._used -= {slot.index for slot in slots}
         return packed
 
@@ -185,9 +184,6 @@ class Compressor(ProcessGroupCompressor):
             self._used.add(slot.index)
         if parameter.requires_grad:
             self._watch(slot)
-
-    def _uses(self, slot: Slot) -> bool:
-        return slot.index in self._used
 
     def _like(self, slot: Slot, row: torch.Tensor) -> torch.Tensor:
         """The gradient in a bucket, as a view of the parameter's shape.

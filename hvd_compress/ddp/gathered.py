@@ -76,7 +76,7 @@ class GatheredState:
             ExchangeError: another rank has raised an error.
         """
         with together(None):
-            self._compressor._wait_for_ranks("GatheredState.load_state_dict")
+            self._compressor._ranks.wait("GatheredState.load_state_dict")
             self._load(state)
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ def state_unless_interrupted(compressor: Compressor, patience: float | None) -> 
         late = end is not None and time.monotonic() > end
         return late or store.check([key])
 
-    if compressor._busy():
+    if compressor._ranks.busy:
         reason = "an exchange of gradients was interrupted on this rank"
     else:
         try:

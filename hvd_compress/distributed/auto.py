@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from hvd_compress.codecs.calls import guard
 from hvd_compress.distributed.compressor import Accept, Compressor, Work
 from hvd_compress.distributed.keys import pairs
 from hvd_compress.distributed.rebinding import Meeting
+from hvd_compress.engine.planned import position_of
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.routing import CodecLike
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
@@ -48,7 +48,6 @@ class Auto(GroupPlanning, Compressor):
         **options: Any,
     ) -> None:
         self._choices = allowed(codecs, exchanges)
-        self._in_step: set[str] = set()  # The keys of the step's calls so far.
         super().__init__(NoCompression(), **options)
 
     @torch.no_grad()
@@ -67,41 +66,44 @@ class Auto(GroupPlanning, Compressor):
         except (TypeError, ValueError):
             pass  # The call itself tells the other ranks.
         else:
-            if not self._in_step.isdisjoint(key):
+            if not self._keys.in_step.isdisjoint(key):
                 self._between_steps()
-                self._in_step.clear()
-            self._in_step.update(key)
+                self._keys.in_step.clear()
+            self._keys.in_step.update(key)
         return super().reduce(tensor, key, op, group, accept, device)
 
     def rebind_to(self, meeting: Meeting) -> None:
         """The same as :meth:`Compressor.rebind_to`; then plans anew for the remaining ranks."""
         super().rebind_to(meeting)
-        self._in_step.clear()
+        self._keys.in_step.clear()
         self._saved_plan = None
         self._plan()
 
     def _plan(self) -> None:
-        if self._comparisons is None:  # The first call tells the device, and perhaps more keys.
-            self._planner = None
+        if (
+            self._ranks.comparisons is None
+        ):  # The first call tells the device, and perhaps more keys.
+            self._planned = None
             return
         for slot in self._slots:
-            if slot.parameter.device != self._device:  # A loaded state's slot.
-                one = slot.parameter.new_empty((), device=self._device)
+            device = self._ranks.device
+            if slot.parameter.device != device:  # A loaded state's slot.
+                one = slot.parameter.new_empty((), device=device)
                 slot.parameter = one.expand(slot.shape)
         super()._plan()
 
     def _slots_for(self, tensors: Sequence[torch.Tensor], keys: Sequence[str]) -> list[Slot]:
-        routed = len(self._routed)
+        routed = len(self._keys.routed)
         slots = super()._slots_for(tensors, keys)
-        if self._planner is None or not self._own_choices.keys() >= set(keys):
+        if self._planned is None or not self._planned.own_choices.keys() >= set(keys):
             self._plan()
-        elif len(self._routed) > routed:
-            self._apply(self._planner.plan)
+        elif len(self._keys.routed) > routed:
+            self._planned.apply(self._planned.planner.plan)
         return slots
 
     def _agree(self) -> None:
         """Waits for the calls under way, and for the other ranks."""
-        for bucket in self._under_way:
-            with contextlib.suppress(Exception):
-                bucket.future.wait()
-        self._compare({**self._position(), "tensors": list(self._own_choices)})
+        self._ranks.finish()
+        assert self._planned is not None
+        tensors = list(self._planned.own_choices)
+        self._ranks.compare({**position_of(self._planned), "tensors": tensors})

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatchcase
-from queue import SimpleQueue
 from typing import Any, Unpack
 
 import torch
@@ -15,16 +13,16 @@ import torch.distributed as dist
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import expect_instance, guard
 from hvd_compress.distributed.keys import Keys, like, pairs, parts, writable
+from hvd_compress.distributed.ranks import CallRanks
 from hvd_compress.distributed.rebinding import RebindingCompressor
 from hvd_compress.engine.options import Options
+from hvd_compress.engine.residuals import norm_of
 from hvd_compress.engine.slots import Slot
-from hvd_compress.exchanges.routing import Route, Router, route_of
-from hvd_compress.process_group.agreement import compare_in_turn, line_of, make_line
-from hvd_compress.process_group.collectives import Over
-from hvd_compress.process_group.compressor import exchanges_of
-from hvd_compress.process_group.device_collectives import meeting_place
-from hvd_compress.process_group.launcher import Launcher, Line
-from hvd_compress.process_group.step import Bucket, Step
+from hvd_compress.exchanges.routing import Route
+from hvd_compress.process_group.compressor import count
+from hvd_compress.process_group.packing import Packer
+from hvd_compress.process_group.ranks import exchanges_of
+from hvd_compress.process_group.step import Bucket
 from hvd_compress.ranks.errors import ExchangeError
 
 Accept = Callable[[], bool]
@@ -106,8 +104,6 @@ class Compressor(RebindingCompressor):
     _remedy = "give it to hvd_compress.distributed.all_reduce on every rank"
     _idle_after = "wait() of every all_reduce"
 
-    _made_by_use = RebindingCompressor._made_by_use | {"_slots", "_under_way"}
-
     def __init__(
         self,
         codec: Codec | Route | str,
@@ -116,27 +112,23 @@ class Compressor(RebindingCompressor):
         **options: Unpack[Options],
     ) -> None:
         self._keys = Keys()
-        super().__init__(self._keys.slots.values(), codec, process_group=process_group, **options)
-        self._routers: list[tuple[str, Router]] = []  # Those of set_codec, the last one first.
-        self._asked: Router | None = None  # Of tensors of which others may still be to come.
+        super().__init__(self._keys.slots.values(), codec, CallRanks(process_group), **options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._slots = self._keys.slots.values()
-
-    def _begin_unbound(self) -> None:
-        super()._begin_unbound()
-        self._under_way: list[Bucket] = []
+        Compressor.__init__(self, state["codec"], **state["options"])
+        self._continue_copy(state)
+        self._came_from = state["came from"]
+        self._keys.slots.update({slot.name: slot for slot in state["slots"]})
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
         """The process group of the ranks; None is the default group."""
-        return self._process_group
+        return self._ranks.process_group
 
     @property
     def exchange(self) -> str:
         """The exchange that the compressor was made with, such as ``"auto"``."""
-        return self._exchange
+        return self._routes.exchange
 
     # Later calls, and other threads, could not write to what inference_mode makes.
     @torch.inference_mode(False)
@@ -159,37 +151,36 @@ class Compressor(RebindingCompressor):
             device: the device of the tensors, for a call that may have none of them; the ranks then compare
                 their settings alone.
         """
-        self._take(group)
+        self._ranks.take(group)
         self._bind()
         several = list(tensor) if isinstance(tensor, Sequence) else [tensor]
         devices = (one.device for one in several if isinstance(one, torch.Tensor))
-        self._start_line(next(devices, device))
+        self._begin_call(next(devices, device))
         try:
             with self._keys.restored_on_error():
                 given, keys = pairs(tensor, key) if several or device is None else ([], [])
                 named = dict(zip(keys, given, strict=True))
-                own, numbers = parts(named, self._process_group)
+                own, numbers = parts(named, self._ranks.process_group)
                 tensors = list(own.values())
-                scale = self._scale(op)
+                scale = _scale(op, self._ranks.group.size)
                 slots = self._slots_for(tensors, keys)
                 tensors = [writable(one) for one in tensors]
                 settings = self._configuration(slots)
                 settings |= {"order of tensors": keys, "op": str(op), "part of": numbers}
                 # The owners of parts depend on the numbers of the keys.
                 settings["numbers of keys"] = [slot.index for slot in slots]
-                bucket = Bucket(tensors, self._device, scale)
+                bucket = Bucket(tensors, self._ranks.device, scale)
                 self._begin_encoding()
-                self._collectives.begin_step()
-                self._pack(bucket, zip(slots, tensors, tensors, strict=True))
+                self._ranks.begin_step()
+                self._packer.pack(bucket, zip(slots, tensors, tensors, strict=True), self.counters)
         except Exception as error:
-            self._routed &= self._keys.slots.keys()
-            self._tell(error)
+            self._ranks.tell(error)
             raise
         bucket.held = accept is not None
-        self._send(bucket, exchanges_of(slots), settings)
+        self._ranks.send(bucket, exchanges_of(slots), settings)
         for slot in slots:
             slot.pending = True
-        self._under_way.append(bucket)
+        self._ranks.under_way.append(bucket)
         self.counters.steps += 1
         asks = None if accept is None else functools.partial(self._accept, bucket, accept)
         return Work(bucket, lambda: self._end(bucket, slots), asks)
@@ -202,8 +193,8 @@ class Compressor(RebindingCompressor):
             device: the device of the call's tensors.
         """
         self._bind()
-        self._start_line(device)
-        self._tell(problem)
+        self._begin_call(device)
+        self._ranks.tell(problem)
 
     def exchanges(self, key: str) -> int:
         """The number of calls with a key since its warm-up began; 0 before the first one."""
@@ -219,7 +210,7 @@ class Compressor(RebindingCompressor):
         """Ends the ``warmup_steps`` of some keys before their next call; every rank has to call it."""
         for key in keys:
             slot = self._keys.slots[key]
-            slot.exchanges = max(slot.exchanges, self._warmup_steps)
+            slot.exchanges = max(slot.exchanges, self.warmup_steps)
 
     def set_codec(self, codec: Codec | Route | str | None, layers: str = "*") -> None:
         """Changes the codec between two calls; every rank has to make the same change.
@@ -230,11 +221,9 @@ class Compressor(RebindingCompressor):
             ExchangeError: tensors are being exchanged, or there was no call yet.
             ValueError: no key matches.
         """
-        if self._comparisons is None:
+        if self._ranks.comparisons is None:
             raise ExchangeError("set_codec: expected a call of all_reduce before, got none")
         super().set_codec(codec, layers)
-        route = route_of(codec, self._exchange, "set_codec")
-        self._routers.insert(0, (layers, self._router.with_route(route)))
 
     def drop_step(self) -> None:
         """Undoes the last call of ``all_reduce`` for all of its tensors; every rank has to call it.
@@ -243,7 +232,7 @@ class Compressor(RebindingCompressor):
         next ``all_reduce`` raises an error on all ranks.
         """
         super().drop_step()
-        self._dropped += 1
+        self._ranks.drops += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's residuals, noise positions and owned parts, by key; every rank saves them."""
@@ -265,7 +254,7 @@ class Compressor(RebindingCompressor):
         with self._keys.of_states("load_state_dict", [state], self._route_of):
             super().load_state_dict(state)
         if not self._keys.slots:
-            self._routed.clear()
+            self._keys.routed.clear()
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
         """Continues from the states of all ranks of a job of another size, in rank order."""
@@ -285,7 +274,7 @@ class Compressor(RebindingCompressor):
         assert norms is not None
         norms.shares, norms.early = norms.shares + 1, early
         share = norms.shares
-        own = self._norm_on(norms.ranks.device).view(1)
+        own = norm_of(self._slots, norms.ranks.device).view(1)
 
         def keep(error: Exception | None) -> None:
             # A group has several threads, which may finish an earlier gathering last.
@@ -302,141 +291,60 @@ class Compressor(RebindingCompressor):
 
         Nothing can be sent until :meth:`rebind` has been called with another process group.
         """
-        if self._comparisons is not None:
-            self._comparisons.close()
+        self._ranks.close()
         if self._norms is not None:
             self._norms.ranks.close()
-        if self._made_launcher is not None:
-            self._made_launcher.close()
 
-    def _start_line(self, device: torch.device | None) -> None:
-        """Connects the ranks for calls with tensors on a device; None for a call without a tensor."""
-        if self._comparisons is None:
-            self._connect(device or meeting_place(self._process_group))
-            self._comparisons = line_of(self._collectives) or Line(self._collectives)
-            return
-        # Another compressor among these ranks may have made the line.
-        self._comparisons = line_of(self._collectives) or self._comparisons
-        unused = self._made_launcher is None and not self._keys.slots
-        if unused and device is not None and device != self._device:
-            self._connect(device)  # Earlier calls have failed, perhaps without a tensor.
+    def _begin_call(self, device: torch.device | None) -> None:
+        if self._ranks.begin_call(device, first=not self._keys.slots):
+            self._packer = Packer(self._batches, self._routes, self._ranks.device)
 
     def _bind(self) -> None:
-        if not self._bound:
-            self._join_group()
-            self._check_copied()
-            self._bound = True
-            self._came_from = self._size
+        if not self._ranks.joined:
+            self._join()
+            self._ranks.expect_origin(self._slots)
+            self._ranks.joined = True
+            self._came_from = self._ranks.group.size
             for slot in self._keys.slots.values():
-                slot.route = slot.route.among(self._size)
-
-    def _make_launcher(self) -> Launcher:
-        self._comparisons = make_line(self._collectives)
-        return Launcher(self._collectives.among(range(self._size)), self._group)
-
-    def _busy(self) -> bool:
-        return bool(self._under_way)
-
-    def _forget_agreement(self) -> None:
-        return  # Every call compares.
-
-    def _take(self, group: dist.ProcessGroup | None) -> None:
-        if group is None or group is (self._process_group or dist.group.WORLD):
-            return
-        if self._bound or self._process_group is not None:
-            raise ValueError(
-                "all_reduce.group: expected the process group of the compressor, got another one: make a "
-                "compressor for each group"
-            )
-        self._process_group = group
-
-    def _scale(self, op: Any) -> float:
-        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-            raise ValueError(f"all_reduce.op: expected ReduceOp.AVG or ReduceOp.SUM, got {op}")
-        return 1 / self._size if op == dist.ReduceOp.AVG else 1.0
+                slot.route = slot.route.among(self._came_from)
 
     def _slots_for(self, tensors: Sequence[torch.Tensor], keys: Sequence[str]) -> list[Slot]:
         """The record of each tensor, with a route."""
-        slots = self._keys.of(tensors, keys, self._device)
-        for slot, tensor in zip(slots, tensors, strict=True):
-            if slot.name not in self._routed:
-                slot.parameter = like(tensor)  # A loaded state's one is elsewhere.
-                self._choose_routes([slot], self._router_of(slot.name))
-        self._routed.update(keys)
-        if self._asked is not None and any(slot.exchanges for slot in slots):
-            super()._expect_encoding(self._asked)  # A key has come again, so that all are known.
-            self._asked = None
+        slots = self._keys.of(tensors, keys, self._ranks.device)
+        pairs = zip(slots, tensors, strict=True)
+        new = [(slot, one) for slot, one in pairs if slot.name not in self._keys.routed]
+        for slot, tensor in new:
+            slot.parameter = like(tensor)  # A loaded state's one is elsewhere.
+        if new:
+            self._routes.choose([slot for slot, _ in new])
+        self._keys.routed.update(keys)
+        if any(slot.exchanges for slot in slots):
+            self._routes.expect_encoding()  # A key has come again, so that all are known.
         return slots
 
-    def _expect_encoding(self, router: Router) -> None:
-        if not self._warned_of_nothing:
-            self._asked = router
-
     def _route_of(self, slot: Slot, dtype: str) -> Route:
-        route = self._router_of(slot.name).choose(slot.name, slot.shape, dtype)
-        return route.among(self._size) if self._bound else route
-
-    def _router_of(self, key: str) -> Router:
-        return next(
-            (one for layers, one in self._routers if fnmatchcase(key, layers)), self._router
-        )
-
-    def _tell(self, problem: Exception) -> None:
-        """Makes the other ranks raise an error, too; their own calls may be right."""
-        with contextlib.suppress(ExchangeError):
-            self._compare({"error": f"{type(problem).__name__}: {problem}"})
-
-    def _send(
-        self,
-        bucket: Bucket,
-        exchanges: set[tuple[str, bool]],
-        settings: dict[str, Any],
-    ) -> None:
-        if self._made_launcher is not None and exchanges <= self._made_launcher.prepared:
-            self._compare(settings, lambda error: self._go(bucket, error))
-            return
-        self._compare(settings)
-        for other in self._under_way:
-            with contextlib.suppress(Exception):
-                other.future.wait()
-        self._launcher.prepare(exchanges)
-        self._go(bucket, None)
-
-    def _compare(self, settings: dict[str, Any], over: Over | None = None) -> None:
-        """Compares what the ranks are about to do; does not wait if ``over`` is there to get the result."""
-        assert self._comparisons is not None
-        # A compressor that was made anew on some ranks only would have no process groups yet.
-        counted = {"calls before": self._calls, "calls of drop_step": self._dropped}
-        self._calls += 1
-        if over is not None:
-            compare_in_turn(self._comparisons, {**settings, **counted}, over)
-            return
-        answers: SimpleQueue[Exception | None] = SimpleQueue()
-        compare_in_turn(self._comparisons, {**settings, **counted}, answers.put)
-        error = answers.get()
-        if error is not None:
-            raise error
-
-    def _go(self, bucket: Bucket, error: Exception | None) -> None:
-        """Sends a packed bucket; called by a process group's thread, or by the caller's thread."""
-        try:
-            if error is not None:
-                raise error
-            Step(self._collectives, self._launcher).send_alone(bucket)
-        except Exception as problem:
-            bucket.resolve(problem)
+        route = self._routes.router_of(slot.name).choose(slot.name, slot.shape, dtype)
+        ranks = self._ranks
+        return route.among(ranks.group.size) if ranks.joined else route
 
     def _accept(self, bucket: Bucket, accept: Accept) -> None:
         used = accept()
-        with self._collectives.behind():
+        with self._ranks.collectives.behind():
             bucket.settle(bucket.dropped if used else True)
 
     def _end(self, bucket: Bucket, slots: Sequence[Slot]) -> None:
         # Not by the process group's thread: whether a key may be used again must not depend on time.
-        self._under_way.remove(bucket)
+        self._ranks.under_way.remove(bucket)
         for slot in slots:
             slot.pending = False
-        self._count([bucket])
+        count([bucket], self.counters)
+
+
+def _scale(op: Any, ranks: int) -> float:
+    """The factor on the sum of the ranks' tensors; raises ``ValueError`` for another operation."""
+    if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        raise ValueError(f"all_reduce.op: expected ReduceOp.AVG or ReduceOp.SUM, got {op}")
+    return 1 / ranks if op == dist.ReduceOp.AVG else 1.0
 
 
 def group_of(given: Any) -> dist.ProcessGroup | None:

@@ -28,10 +28,14 @@ class Keys:
 
     Attributes:
         slots: the records by key.
+        routed: the keys whose routes have been chosen among the present ranks.
+        in_step: the keys of the calls so far in a step that a planner measures.
     """
 
     def __init__(self) -> None:
         self.slots: dict[str, Slot] = {}
+        self.routed: set[str] = set()
+        self.in_step: set[str] = set()
 
     @property
     def kinds(self) -> dict[str, Kind]:
@@ -92,6 +96,7 @@ class Keys:
         except Exception:
             self.slots.clear()
             self.slots.update(before)
+            self.routed &= before.keys()
             raise
 
     @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import uuid
 from abc import abstractmethod
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.distributed.keys import Keys, kind_of
+from hvd_compress.distributed.ranks import CallRanks
 from hvd_compress.engine.residuals import Owned
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import begin_with, own_part, restore, snapshot, unsent
@@ -22,7 +24,6 @@ from hvd_compress.process_group.agreement import forget_line
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
 from hvd_compress.process_group.device_collectives import collectives_of
-from hvd_compress.process_group.launcher import Line
 from hvd_compress.process_group.values import tell
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.values import records
@@ -135,21 +136,19 @@ class RebindingCompressor(ProcessGroupCompressor):
     For the arguments, see :class:`ProcessGroupCompressor`.
     """
 
-    _made_by_use = ProcessGroupCompressor._made_by_use | {
-        *("_routed", "_comparisons", "_calls", "_member", "_members", "_norms")
-    }
-
+    _ranks: CallRanks
     _keys: Keys
-    _came_from: int | None = None  # The ranks of the last group.
 
-    def _begin_unbound(self) -> None:
-        super()._begin_unbound()
-        self._routed: set[str] = set()
-        self._comparisons: Line | None = None
-        self._calls = self._dropped = 0
-        self._member = uuid.uuid4().hex
-        self._members: list[str] = []  # The group's, by rank, if they have told each other.
-        self._norms: Norms | None = None
+    _came_from: int | None = None  # The ranks of the last group.
+    _members: Sequence[str] = ()  # The group's, by rank, if they have told each other.
+    _norms: Norms | None = None
+
+    @functools.cached_property
+    def _member(self) -> str:
+        return uuid.uuid4().hex
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "came from": self._came_from}
 
     @torch.no_grad()
     def rebind(
@@ -230,14 +229,13 @@ class RebindingCompressor(ProcessGroupCompressor):
         before = {slot.name: unsent(saved[slot.name], slot.shape) for slot in self._slots}
         old = self._came_from or ranks.size
         self._report(told, lost)
-        self._process_group = meeting.process_group
-        self._join_group()
-        self._bound = True
-        self._came_from = self._size
+        self._ranks.move(meeting.process_group)
+        self._join()
+        self._ranks.joined = True
+        self._came_from = ranks.size
         forget_line(ranks)
-        self._comparisons, self._norms = None, norms
-        self._calls = self._dropped = 0
-        self._routed.clear()
+        self._norms = norms
+        self._keys.routed.clear()
         self._members = [one.member for one in told]
         for key, (kind, step, exchanges) in meeting.positions.items():
             slot = self._keys.slots.get(key) or self._keys.add(key, kind, self._route_of)
@@ -249,7 +247,7 @@ class RebindingCompressor(ProcessGroupCompressor):
                         rest = unsent(state["tensors"][key], slot.shape)
                         residual += rest * (ranks.size / stayed / state["size"])
             begin_with(slot, residual)
-            slot.route = slot.route.among(self._size)
+            slot.route = slot.route.among(ranks.size)
             slot.step, slot.exchanges, slot.pending = step, exchanges, False
 
     @abstractmethod

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
-
-from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.codecs.base import Shape
 from hvd_compress.engine.compressor import CompressorBase
-from hvd_compress.engine.executors import device_of
+from hvd_compress.engine.planned import PlannedRoutes, position_of
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state_checks import expect_state
-from hvd_compress.exchanges.comm import Collective
-from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, CodecLike, Route
-from hvd_compress.kernels.batch import Batch, Entry
+from hvd_compress.exchanges.routing import CodecLike, Route
 from hvd_compress.planner import explain
-from hvd_compress.planner.choices import tensor_of
-from hvd_compress.planner.planner import Planner, check_state
-from hvd_compress.planner.plans import PlannedTensor, RoutePlan
-from hvd_compress.planner.probing import Prober
+from hvd_compress.planner.planner import check_state
 
 
-class Planning(CompressorBase, ABC):
+class Planning(CompressorBase):
     """The base of a frontend's ``Auto``, listed before the frontend's ``Compressor``.
 
     In the first steps, a few short messages and encodings are timed, the cost of every plan is predicted,
@@ -37,7 +23,7 @@ class Planning(CompressorBase, ABC):
     same. A change of plan loses nothing: what an earlier codec has not sent is added to the next gradient.
 
     The frontend calls :meth:`_plan` when it has joined the ranks and knows its tensors, and
-    :meth:`_step_ended` at a place that all ranks reach while no gradient is being exchanged.
+    :meth:`.PlannedRoutes.end_step` at a place that all ranks reach while no gradient is being exchanged.
 
     Args:
         codecs: the encodings to choose from, besides none: codecs, :class:`~hvd_compress.Route` objects or
@@ -47,36 +33,23 @@ class Planning(CompressorBase, ABC):
             ``warmup_steps``, in which gradients travel uncompressed.
 
     Attributes:
+        _choices: the routes that the user allows; the frontend sets them before it makes the compressor.
         chosen: the arguments of the compressor that the planner chooses, and that ``Auto`` does not take.
     """
 
     chosen: ClassVar[tuple[str, ...]] = ("feedback", "exchange", "layers", "owner_step")
 
-    _planner: Planner | None = None
+    _choices: Sequence[Route]
+    _planned: PlannedRoutes | None = None
     """None until the frontend knows its tensors."""
     _saved_plan: dict[str, Any] | None = None
     """The state of an earlier planner, from which the next one goes on."""
-    _allowed: Sequence[str] = ()
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        for name in ("_planner", "_tensors", "_own_choices", "_allowed", "_mark"):
-            state.pop(name, None)
-        return {**state, "_saved_plan": self._plan_state()}
-
-    @abstractmethod
-    def _ways(self) -> tuple[Sequence[Route], int]:
-        """The usable routes, and the number of ranks on each host; the same on every rank."""
-
-    @abstractmethod
-    def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
-        """Waits for a collective of all ranks to end, and returns its result."""
 
     @property
     def settled(self) -> bool:
         """Whether the plan has been chosen, or there is nothing to choose; the same on every rank."""
         self._bind()
-        return self._planner is not None and self._planner.settled
+        return self._planned is not None and self._planned.planner.settled
 
     def explain(self) -> str:
         """Explains the choice of the gradients' routes.
@@ -85,9 +58,9 @@ class Planning(CompressorBase, ABC):
         each tensor. It is the same on every rank, and is not meant to be parsed.
         """
         self._bind()
-        if self._planner is None:
+        if self._planned is None:
             return "nothing is planned yet: the tensors are not known before the first exchange"
-        return explain.explain(self._planner)
+        return explain.explain(self._planned.planner)
 
     def set_codec(self, codec: CodecLike, layers: str = "*") -> None:
         """Raises ``ValueError``, because the planner chooses codecs."""
@@ -121,131 +94,16 @@ class Planning(CompressorBase, ABC):
         self._plan()
 
     def _plan_state(self) -> dict[str, Any] | None:
-        return self._saved_plan if self._planner is None else self._planner.state()
+        return self._saved_plan if self._planned is None else self._planned.planner.state()
 
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
-        return {**super()._configuration(slots), **self._position()}
-
-    def _position(self) -> dict[str, Any]:
-        """The configuration on which the planner's own collectives depend."""
-        at = "no tensors yet"
-        if self._planner is not None:
-            state = "decided" if self._planner.settled else "not decided yet"
-            at = f"step {self._planner.step}, {state}"
-        return {"allowed": list(self._allowed), "planner": at}
-
-    def _is_first(self) -> bool:
-        """Whether this is the first of the ranks that plan together, which logs the plan."""
-        return self._rank == 0
-
-    def _largest(self, slot: Slot) -> Slot:
-        """A slot with the largest shape of this tensor on any rank that the planner decides for."""
-        return slot
-
-    def _slowest(self, table: torch.Tensor) -> torch.Tensor:
-        """The sums of the ranks that exchange, or the largest ones if several groups plan together."""
-        return table
-
-    def _tensor_of(self, slot: Slot, routes: Sequence[Route]) -> PlannedTensor:
-        return tensor_of(
-            slot.name,
-            slot.shape,
-            slot.dtype,
-            slot.parameter.element_size(),
-            routes=routes,
-            router=self._router,
-            check=lambda route: self._check_route(slot, route),
-        )
+        return {**super()._configuration(slots), **position_of(self._planned)}
 
     def _plan(self) -> None:
         """Begins to plan for the present tensors, or goes on with the plan of a saved state."""
-        routes, local = self._ways()
-        trained = self._trained()
-        self._tensors = [self._tensor_of(self._largest(slot), routes) for slot in trained]
-        own = (self._tensor_of(slot, routes) for slot in trained)
-        self._own_choices = {tensor.name: tensor.choices for tensor in own}
-        self._allowed = [str(route) for route in routes]
-        self._warm = 0
-        device = device_of(slot.parameter for slot in self._slots)
-        self._wait_for_device = _synchronizing(device)
-        counts = [tensor.count for tensor in self._tensors if len(tensor.choices) > 1]
-
-        def array(count: int, dtype: str) -> torch.Tensor:
-            if dtype == "uint8":
-                return torch.zeros(count, dtype=torch.uint8, device=device)
-            # PyTorch's generator is left to the training.
-            numbers = np.random.default_rng(0).standard_normal(count, np.float32)
-            return torch.from_numpy(numbers).to(device, getattr(torch, dtype))
-
-        def batch(codec: Codec, shape: Shape, feedback: ErrorFeedback) -> Batch:
-            like = torch.empty(0, device=device)
-            return self._kernels.batch([Entry(codec, shape, feedback)], None, like)
-
-        def total(numbers: list[float], name: str) -> list[float]:
-            table = torch.tensor(numbers, dtype=torch.float64, device=device)
-            return self._slowest(self._run("all_reduce", table, name)).tolist()
-
-        self._planner = Planner(
-            self._tensors,
-            rank=self._rank,
-            size=self._size,
-            local=local,
-            sum_over_ranks=total,
-            prober=Prober(
-                self._size,
-                max(counts, default=1),
-                array=array,
-                batch=batch,
-                collective=self._run,
-                wait=self._wait_for_device,
-            ),
-        )
+        parts = self._slots, self._ranks, self._routes, self._kernels
+        self._planned = PlannedRoutes(*parts, self._choices, lambda: self.counters)
         if self._saved_plan is not None:
-            self._planner.restore(self._saved_plan)
+            self._planned.planner.restore(self._saved_plan)
             self._saved_plan = None
-        self._mark: float | None = None
-        self._apply(self._planner.plan)
-        coded = next((route for route in routes if not route.uncompressed), UNCOMPRESSED_ROUTE)
-        self._expect_encoding(self._router.with_route(coded))
-
-    def _run(self, kind: str, message: torch.Tensor, name: str) -> torch.Tensor:
-        comm = self._batches.comm
-        if kind == "all_to_all":
-            collective = comm.all_to_all(message, [len(message) // self._size] * self._size)
-        else:
-            collective = getattr(comm, kind)(message)
-        collective.count(self.counters)
-        return self._wait_for(collective, name)
-
-    def _apply(self, plan: RoutePlan) -> None:
-        """Gives each tensor its route; a part that is too small for a route goes uncompressed."""
-        plans = zip(self._tensors, plan, strict=True)
-        taken = {
-            tensor.name: route if route in self._own_choices[tensor.name] else UNCOMPRESSED_ROUTE
-            for tensor, route in plans
-        }
-        self._set_routes((slot, taken[slot.name]) for slot in self._slots if slot.name in taken)
-
-    @torch.no_grad()
-    def _step_ended(self) -> None:
-        planner = self._planner
-        assert planner is not None
-        if self._warm < self._warmup_steps:
-            self._warm += 1
-            return
-        undecided = not planner.settled
-        if undecided and self._wait_for_device is not None:
-            self._wait_for_device()  # The host runs ahead; without this, it times nothing.
-        seconds = None if self._mark is None else time.perf_counter() - self._mark
-        if planner.end_step(seconds):
-            self._apply(planner.plan)
-        if undecided and planner.settled and self._is_first():
-            logging.getLogger(type(self).__module__).info("%s", self.explain())
-        self._mark = time.perf_counter()
-
-
-def _synchronizing(device: torch.device) -> Callable[[], None] | None:
-    """A function that waits for a device; None for the CPU, which computes at once."""
-    if device.type == "cpu":
-        return None
-    return partial(torch.get_device_module(device).synchronize, device)
+        self._planned.begin()

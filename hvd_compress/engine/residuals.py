@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -26,6 +26,8 @@ FixedColumns = tuple[FixedArrays, FixedArrays]
 
 _FAR = 1e4
 """The norm of a residual, in norms of its gradient, that codecs do not reach in ordinary training."""
+
+_NORM_PART = 1 << 22
 
 _SAMPLE = 512
 """The approximate number of elements that are compared."""
@@ -178,6 +180,23 @@ class Kept(Holder):
     def shape(self) -> Shape:
         """The shape of the parameter."""
         raise NotImplementedError
+
+
+def norm_of(slots: Iterable[Kept], device: torch.device) -> torch.Tensor:
+    """The l2 norm of all residuals together, without loss scaling, shape=(), float64.
+
+    The result is on a device, for which the host does not wait.
+    """
+    norms = [torch.zeros((), dtype=torch.float64, device=device)]
+    for slot in slots:
+        for holder in (slot, slot.owned):
+            if holder is None or holder.residual is None:
+                continue
+            # In parts: PyTorch copies them to float64.
+            for part in holder.residual.reshape(-1).split(_NORM_PART):
+                norm = torch.linalg.vector_norm(part, dtype=torch.float64)
+                norms.append((norm / holder.residual_scale).to(device))
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def in_place(part: torch.Tensor, begin: int, shape: Shape, transposed: bool) -> torch.Tensor:

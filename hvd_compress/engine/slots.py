@@ -44,6 +44,11 @@ class Slot(Kept):
         return not parameter.requires_grad and isinstance(parameter, torch.nn.Parameter)
 
     @property
+    def largest(self) -> tuple[int, ...]:
+        """The largest shape of the parameter's gradient on any rank with the same routes."""
+        return self.shape
+
+    @property
     def dtype(self) -> str:
         """The parameter's dtype, without ``torch.`` in front."""
         return str(self.parameter.dtype).removeprefix("torch.")

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hvd_compress.codecs import NoCompression
 from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.planned import position_of
 from hvd_compress.exchanges.routing import CodecLike
 from hvd_compress.fsdp.compressor import Compressor
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
@@ -51,15 +50,4 @@ class Auto(GroupPlanning, Compressor):
         super().__init__(model, NoCompression(), **options)
 
     def _settings(self) -> dict[str, Any]:
-        return {**super()._settings(), **self._position()}
-
-    def _is_first(self) -> bool:
-        return super()._is_first() and self._shard[0] == 0
-
-    def _largest(self, slot: Slot) -> Slot:
-        like = slot.parameter.new_empty(()).expand(self._padded[slot.index])
-        return Slot(slot.name, slot.index, like)
-
-    def _slowest(self, table: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(table, dist.ReduceOp.MAX, group=self._shards)
-        return table
+        return {**super()._settings(), **position_of(self._planned)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -14,23 +14,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
-from hvd_compress.distributed.keys import like, local
+from hvd_compress.distributed.keys import local
 from hvd_compress.distributed.meshes import FLAT, replicas
 from hvd_compress.engine.autograd import has_gradient_hook
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.compressor import CompressorBase
-from hvd_compress.engine.executors import device_of, keep_from_reuse
+from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.options import Options
-from hvd_compress.engine.slots import Slot, slots_of
 from hvd_compress.engine.state_checks import expect_state
-from hvd_compress.exchanges.routing import ENCODABLE, Route, Router
+from hvd_compress.exchanges.routing import Route
 from hvd_compress.fsdp.passes import BackwardPass
+from hvd_compress.fsdp.ranks import MeshRanks
 from hvd_compress.fsdp.reduce_scatter import REMEDY
 from hvd_compress.fsdp.sharding import Unit, sharded
-from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
-from hvd_compress.process_group.device_collectives import collectives_of
-from hvd_compress.process_group.launcher import Part
 from hvd_compress.process_group.step import Bucket
 from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
 
@@ -43,20 +40,6 @@ _NO_REPLICAS = (
     ": without replicas, make a CompressedReduceScatter(model, codec), which compresses what the ranks "
     "of a mesh of one dimension send each other"
 )
-
-
-class _Outcome(NamedTuple):
-    """The outcome of a step on the ranks of a replica; a field is true if it is true on one of these ranks.
-
-    Attributes:
-        dropped: an Inf or a NaN drops it.
-        failed: an exchange has failed.
-        uneven: replicas have used different parameters of a shard.
-    """
-
-    dropped: bool
-    failed: bool
-    uneven: bool
 
 
 @guard
@@ -85,6 +68,7 @@ class Compressor(ProcessGroupCompressor):
     """
 
     _remedy = REMEDY
+    _ranks: MeshRanks
     _idle_after = (
         "a backward pass that has come to its end, or after model.reset_iter_state() if an error has "
         "broken it off"
@@ -101,15 +85,10 @@ class Compressor(ProcessGroupCompressor):
     ) -> None:
         found = sharded(model)
         group = replicas("Compressor", mesh, process_group, found.mesh, _NO_REPLICAS)
-        self._numbered = slots_of(
-            [(name, like(shard, dtype)) for name, shard, dtype in found.parameters]
-        )
-        super().__init__(self._numbered, codec, process_group=group, **options)
+        self._numbered = found.shards
+        super().__init__(found.shards, codec, MeshRanks(group, found.group), **options)
         self._use.watch_parameters(model.parameters())
-        check_choice("Compressor", "exchange", self._exchange, FLAT)
-        self._units, self._shards, self._padded = found.units, found.group, found.padded
-        # This rank's number among the ranks that share the parameters out, and how many these are.
-        self._shard = [dist.get_rank(found.group), dist.get_world_size(found.group)]
+        check_choice("Compressor", "exchange", self._routes.exchange, FLAT)
         self._pass = BackwardPass(self._end)
         self._seen: set[int] = set()  # Modules by number, in this step.
         # By exchange of the last backward pass: whether it has left residuals as they were.
@@ -118,24 +97,17 @@ class Compressor(ProcessGroupCompressor):
         self._failure: Exception | None = None
         self._partial: dict[int, torch.Tensor] = {}  # By parameter: not yet exchanged.
         self._waiting: list[torch.Tensor] = []  # Parameters without a gradient until then.
-        self._absent: dict[
-            int, torch.Tensor
-        ] = {}  # By parameter: what is sent where it is not used.
+        # By parameter: what is sent where it is not used.
+        self._absent: dict[int, torch.Tensor] = {}
         self._marks: list[torch.Tensor] = []
         self._uneven: list[torch.Tensor] = []  # Whether replicas use different parameters.
-        # Frozen, and no codec is for them, such as quantized weights.
-        self._as_is = {
-            number
-            for number, (_, _, dtype) in enumerate(found.parameters)
-            if number in found.frozen and str(dtype).removeprefix("torch.") not in ENCODABLE
-        }
         problem = None
         try:
             self._bind()
         except (TypeError, ValueError) as error:
             problem = error
         self._agree(problem)
-        self._broadcast(model)
+        _broadcast(model, group)
         for number, unit in enumerate(found.units):
             unit.watch(self._discard)
             unit.module.set_all_reduce_hook(functools.partial(self._reduce, number, unit))
@@ -167,7 +139,7 @@ class Compressor(ProcessGroupCompressor):
 
         Tensors are references, as in ``torch.optim``; ``torch.save`` or a deep copy preserves them.
         """
-        return {**super().state_dict(), "shard": self._shard}
+        return {**super().state_dict(), "shard": self._ranks.shard}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where :meth:`state_dict` of the same rank was called.
@@ -177,10 +149,11 @@ class Compressor(ProcessGroupCompressor):
         """
         self._begin_loading("load_state_dict")
         expect_state("load_state_dict", state)
-        if state.get("shard") != self._shard:
+        if state.get("shard") != self._ranks.shard:
             raise ValueError(
-                f"load_state_dict: expected the state of a rank with shard {self._shard[0]} of "
-                f"{self._shard[1]}, got {state.get('shard')}: each rank saves and loads a state of its own"
+                f"load_state_dict: expected the state of a rank with shard {self._ranks.shard[0]} of "
+                f"{self._ranks.shard[1]}, got {state.get('shard')}: each rank saves and loads a state of "
+                f"its own"
             )
         super().load_state_dict(state)
 
@@ -203,29 +176,15 @@ class Compressor(ProcessGroupCompressor):
             expect_state("load_resized", state)
         places = [state.get("shard") or [None, None] for state in states]
         sizes = {size for _, size in places}
-        if sizes != {self._shard[1]}:
+        if sizes != {self._ranks.shard[1]}:
             raise ValueError(
-                f"load_resized: expected states of a job whose replicas had {self._shard[1]} shards, got "
-                f"{sorted(map(str, sizes))}: residuals are those of shards; go on with as many shards as "
-                f"then, or without the compressor's state, which loses what was not sent"
+                f"load_resized: expected states of a job whose replicas had {self._ranks.shard[1]} shards, "
+                f"got {sorted(map(str, sizes))}: residuals are those of shards; go on with as many shards "
+                f"as then, or without the compressor's state, which loses what was not sent"
             )
         super().load_resized(
-            state for state, place in zip(states, places, strict=True) if place == self._shard
+            state for state, place in zip(states, places, strict=True) if place == self._ranks.shard
         )
-
-    def _shape_of(self, slot: Slot) -> tuple[int, ...]:
-        return self._padded[slot.index]
-
-    def _trained(self) -> list[Slot]:
-        frozen = set().union(*(unit.frozen for unit in self._units))
-        return [slot for slot in self._numbered if slot.index not in frozen]
-
-    def _check_route(self, slot: Slot, route: Route) -> None:
-        check_choice(slot.name, "exchange", route.exchange, FLAT)
-        super()._check_route(slot, route)
-
-    def _choose_routes(self, slots: list[Slot], router: Router | None = None) -> None:
-        super()._choose_routes([slot for slot in slots if slot.index not in self._as_is], router)
 
     @torch.no_grad()
     def _reduce(self, number: int, unit: Unit, output: torch.Tensor) -> None:
@@ -246,10 +205,10 @@ class Compressor(ProcessGroupCompressor):
         if again:  # FSDP2 reduces what came first, and what came since.
             self._close()
         self._seen.add(number)
-        if self._step is None and self._failure is None:
+        if self._ranks.step is None and self._failure is None:
             self._attempt(functools.partial(self._start, again))
         # Also after a failure, of which other ranks may hear at the end of the backward pass only.
-        if self._step is not None:
+        if self._ranks.step is not None:
             self._attempt(lambda: self._average(unit, output))
 
     def _accumulate(self, unit: Unit, output: torch.Tensor) -> None:
@@ -291,21 +250,22 @@ class Compressor(ProcessGroupCompressor):
 
     def _break_off(self) -> None:
         """Forgets a backward pass that did not end: residuals return to what they were before it."""
-        self._step = self._failure = None
+        self._ranks.step = self._failure = None
         self._seen.clear()
         self._partial.clear()
         self._waiting.clear()
         self._uneven.clear()
-        self._forget_agreement()  # Ranks may have come to different places.
+        self._ranks.forget_agreement()  # Ranks may have come to different places.
 
     def _start(self, again: bool) -> None:
         self._between_steps()
         self._agree()
-        self._step = self._begin()
+        self._ranks.step = self._begin(anywhere=self._anywhere)
         self._dropped = [*(self._dropped if again else ()), True]
 
     def _average(self, unit: Unit, output: torch.Tensor) -> None:
-        bucket = Bucket(output, output.device, 1 if unit.adds_up else 1 / self._size)
+        ranks = self._ranks
+        bucket = Bucket(output, output.device, 1 if unit.adds_up else 1 / ranks.group.size)
         self._absent.clear()
         self._marks.clear()  # Also those of a bucket that failed.
         tensors = []
@@ -332,10 +292,12 @@ class Compressor(ProcessGroupCompressor):
                     f"was made, got {shard.dtype}"
                 )
             tensors.append((slot, shard, shard))
-        self._pack(bucket, tensors)
-        assert self._step is not None
-        self._step.add(bucket)
-        self._launcher.catch_up()
+        self._packer.pack(
+            bucket, tensors, self.counters, unused=self._absent, beside=self._mark_absent
+        )
+        assert ranks.step is not None
+        ranks.step.add(bucket)
+        ranks.launcher.catch_up()
         bucket.future.wait()
         for part in bucket.parts:
             if isinstance(part.pending.content, Batch):
@@ -343,17 +305,8 @@ class Compressor(ProcessGroupCompressor):
         for marks in self._marks:
             self._uneven.append((marks != 0).all(0).any())
 
-    def _uses(self, slot: Slot) -> bool:
-        return slot.index not in self._absent
-
-    def _as_it_is(
-        self,
-        rows: list[torch.Tensor],
-        dtype: torch.dtype,
-        buffer: torch.Tensor | None,
-        divisor: int,
-    ) -> Part:
-        # The numbers of replicas that do not use each gradient and that do.
+    def _mark_absent(self, rows: list[torch.Tensor]) -> torch.Tensor:
+        """The numbers of replicas that do not use each gradient and that do."""
         marks = rows[0].new_zeros(2, len(rows))
         marks[1] = 1
         for position, row in enumerate(rows):
@@ -361,14 +314,15 @@ class Compressor(ProcessGroupCompressor):
                 # By kernels: the host would have to wait for a copy to a device.
                 marks[0, position], marks[1, position] = 1, 0
         self._marks.append(marks)
-        return super()._as_it_is([*rows, marks], dtype, buffer, divisor)
+        return marks
 
     def _close(self) -> None:
         """Ends a step on every rank: at the end of a pass, or where a module is reduced again in it."""
-        step, self._step = self._step, None
+        step, self._ranks.step = self._ranks.step, None
         self._seen.clear()
         if self._failure is not None:
-            self._among_shards(dropped=True, failed=True)
+            self._ranks.outcome(True, True, self._uneven)
+            self._uneven.clear()
         elif step is not None:
             self._attempt(step.close)
 
@@ -403,94 +357,47 @@ class Compressor(ProcessGroupCompressor):
         """Whether to drop the step on all shards: replicas agree already, but know only their own shard."""
         failure = None
         try:
-            if self._deferred:  # The host waits for the device here anyway.
+            if self._packer.deferred:  # The host waits for the device here anyway.
                 self._kernels.settle()
         except Exception as error:
             failure = error
-        words = self._among_shards(dropped=dropped, failed=failure is not None)
+        drops, failed, uneven = self._ranks.outcome(dropped, failure is not None, self._uneven)
+        self._uneven.clear()
         if failure is not None:
             raise failure
-        if words.failed:
+        if failed:
             raise another_shard_failed()
-        if words.uneven:
+        if uneven:
             raise ExchangeError(
                 "expected all replicas to use the same parameters in a backward pass, got others on some: "
                 "call set_reduce_scatter_unused_params(True), with which ranks send zeros for a parameter "
                 "that they do not use"
             )
-        self._dropped[-1] = words.dropped
-        return words.dropped
-
-    def _among_shards(self, *, dropped: bool | torch.Tensor, failed: bool) -> _Outcome:
-        """Returns the outcome of a step on the ranks that this one shares the parameters with.
-
-        The host waits for the device once.
-
-        Args:
-            dropped: see :func:`~hvd_compress.engine.batch.judge`.
-            failed: whether an exchange has failed on this rank.
-        """
-        words = torch.zeros(len(_Outcome._fields), dtype=torch.int32, device=self._device)
-        if isinstance(dropped, torch.Tensor):
-            words[:1].copy_(dropped)
-        else:
-            words[0].fill_(dropped)
-        words[1].fill_(failed)
-        if self._uneven:
-            words[2] = torch.stack(self._uneven).any()
-            self._uneven.clear()
-        dist.all_reduce(words, dist.ReduceOp.MAX, group=self._shards)
-        return _Outcome(*map(bool, words.tolist()))
+        self._dropped[-1] = drops
+        return drops
 
     def _agree(self, problem: Exception | None = None) -> None:
         """Compares settings over the whole mesh; an error on one rank makes all ranks raise."""
-        if self._rendezvous is not None:
-            return
-        own = None if problem is None else f"{type(problem).__name__}: {problem}"
-        line = {"error": own} if own else {**self._configuration(), "shard": self._shard}
-        difference, name = self._difference(self._process_group, line)
-        # The shapes of other shards may differ.
-        line = {"error": str(difference or own), **self._settings()}
-        # The first replica's first rank has named the agreement of the whole mesh.
-        other, name = self._difference(self._shards, line, name)
-        for error in (problem, difference, other):
-            if error is not None:
-                raise error
-        self._prepare()
-        self._note_agreement(name)
-
-    def _place_among_all(self) -> tuple[int, int]:
-        shard, shards = self._shard
-        return self._rank * shards + shard, self._size * shards
+        if not self._ranks.agreed:
+            configuration = {} if problem else self._configuration()
+            self._ranks.agree_on_mesh(configuration, self._settings(), self._numbered, problem)
 
     def _settings(self) -> dict[str, Any]:
         """The settings that are the same for all shards."""
         return {
-            **self._router.settings,
-            "warmup_steps": self._warmup_steps,
+            **self._routes.router.settings,
+            "warmup_steps": self.warmup_steps,
             "seed": self._seed,
             "owner_step": self._owner_step_text,
             "parameters": [slot.name for slot in self._slots],
         }
 
-    def _difference(
-        self, group: dist.ProcessGroup | None, line: dict[str, Any], name: str | None = None
-    ) -> tuple[Exception | None, str]:
-        """The error that names the ranks' differences, or None; and the name of the agreement."""
-        ranks = collectives_of(group, device_of(slot.parameter for slot in self._slots))
-        asked = Agreement(ranks, line, name)
-        difference = None
-        try:
-            asked.settle()
-        except ExchangeError as error:
-            difference = error
-        return difference, asked.name
 
-    def _broadcast(self, model: torch.nn.Module) -> None:
-        assert self._process_group is not None
-        first = dist.get_process_group_ranks(self._process_group)[0]
-        with torch.no_grad():
-            for tensor in (*model.parameters(), *model.buffers()):
-                own = local(tensor)
-                if own.numel():
-                    dist.broadcast(own, first, group=self._process_group)
+def _broadcast(model: torch.nn.Module, group: dist.ProcessGroup) -> None:
+    """Gives the model of all replicas the parameters and buffers of the first one."""
+    first = dist.get_process_group_ranks(group)[0]
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            own = local(tensor)
+            if own.numel():
+                dist.broadcast(own, first, group=group)

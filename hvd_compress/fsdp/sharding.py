@@ -17,7 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from hvd_compress.distributed.keys import like
 from hvd_compress.engine.parameters import parameters
+from hvd_compress.engine.slots import Slot
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,10 @@ class Unit:
             return usual
         return self.group._reduce_scatter_param_indices or usual
 
-    @property
-    def frozen(self) -> set[int]:
-        """The numbers of its parameters that are not being trained."""
-        pairs = zip(self.numbers, self.group.fsdp_params, strict=True)
-        return {number for number, parameter in pairs if not _whole(parameter).requires_grad}
+    def freezes(self, number: int) -> bool:
+        """Whether a parameter of the module is not being trained; ``number`` is that in the model."""
+        parameter = self.group.fsdp_params[self.numbers.index(number)]
+        return not _whole(parameter).requires_grad
 
     @property
     def accumulates(self) -> bool:
@@ -164,6 +165,29 @@ def _whole(parameter: Any) -> Any:
     return getattr(parameter, "_unsharded_param", parameter.sharded_param)
 
 
+@dataclass(eq=False, kw_only=True)
+class Shard(Slot):
+    """The record of this rank's shard of a parameter, in the dtype in which its gradient is reduced.
+
+    Attributes:
+        unit: the module that has the parameter.
+        padded: the shape of the parameter's largest shard.
+    """
+
+    unit: Unit
+    padded: tuple[int, ...]
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the parameter is not being trained."""
+        return self.unit.freezes(self.index)
+
+    @property
+    def largest(self) -> tuple[int, ...]:
+        """The shape of the parameter's largest shard."""
+        return self.padded
+
+
 @dataclass(frozen=True, eq=False)
 class Sharded:
     """A model that FSDP2 shards over one mesh.
@@ -171,16 +195,12 @@ class Sharded:
     Attributes:
         mesh: a mesh of one dimension.
         units: the model's modules that are reduced together.
-        parameters: this rank's shards by name, and the dtypes in which their gradients are reduced.
-        padded: the shape of each parameter's largest shard, by number.
-        frozen: the numbers of the parameters that need no gradient.
+        shards: this rank's shards, in the order of the parameters.
     """
 
     mesh: DeviceMesh
     units: list[Unit]
-    parameters: list[tuple[str, torch.Tensor, torch.dtype]]
-    padded: dict[int, tuple[int, ...]]
-    frozen: frozenset[int]
+    shards: list[Shard]
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -361,8 +381,7 @@ def _parameter_groups(state: Any) -> list[Any]:
 def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) -> Sharded:
     numbers = {id(parameter): number for number, (_, parameter) in enumerate(named)}
     units: list[Unit] = []
-    dtypes: dict[int, torch.dtype] = {}
-    padded: dict[int, tuple[int, ...]] = {}
+    found: dict[int, tuple[torch.dtype, Unit, tuple[int, ...]]] = {}
     meshes: dict[tuple[int, ...], DeviceMesh] = {}
     for name, module, group in _groups(modules, "hook"):
         _check_mesh(name, group.mesh_info)
@@ -378,17 +397,18 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
             )
         meshes[tuple(group.mesh_info.mesh.mesh.tolist())] = group.mesh_info.mesh
         own = tuple(numbers[id(one.sharded_param)] for one in group.fsdp_params)
-        dtypes.update(zip(own, _reduced(name, group.fsdp_params), strict=True))
-        for number, one in zip(own, group.fsdp_params, strict=True):
-            padded[number] = tuple(one.padded_sharded_param_size)
-        units.append(Unit(name, module, own, group))
+        unit = Unit(name, module, own, group)
+        units.append(unit)
+        dtypes = _reduced(name, group.fsdp_params)
+        for number, one, dtype in zip(own, group.fsdp_params, dtypes, strict=True):
+            found[number] = dtype, unit, tuple(one.padded_sharded_param_size)
     if len(meshes) > 1:
         raise ValueError(
             f"Compressor.model: expected modules that are sharded over the same ranks, got {list(meshes)}"
         )
     shards = []
     for number, (name, parameter) in enumerate(named):
-        if number not in dtypes or not isinstance(parameter, DTensor):
+        if number not in found or not isinstance(parameter, DTensor):
             raise ValueError(
                 f"{name}: expected a parameter that FSDP2 shards, got one that it does not, which "
                 f"would not be averaged: call fully_shard on the whole model last"
@@ -398,9 +418,10 @@ def _look(modules: dict[str, Any], named: Sequence[tuple[str, torch.Tensor]]) ->
                 f"{name}: expected a parameter that is sharded by FSDP2 alone, got one on a mesh of "
                 f"{parameter.device_mesh.ndim} dimensions"
             )
-        shards.append((name, parameter.to_local(), dtypes[number]))
-    frozen = frozenset(n for n, (_, one) in enumerate(named) if not one.requires_grad)
-    return Sharded(next(iter(meshes.values())), units, shards, padded, frozen)
+        dtype, unit, padded = found[number]
+        local = like(parameter.to_local(), dtype)
+        shards.append(Shard(name, number, local, unit=unit, padded=padded))
+    return Sharded(next(iter(meshes.values())), units, shards)
 
 
 def _check_sharded(where: str, info: Any) -> None:

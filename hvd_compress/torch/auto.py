@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
 from hvd_compress.codecs import NoCompression
 from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.engine.auto import Planning
 from hvd_compress.engine.parameters import NamedParameters
-from hvd_compress.exchanges import hosts
-from hvd_compress.exchanges.comm import Collective
-from hvd_compress.exchanges.routing import PLANNED_NAMES, CodecLike, Route
+from hvd_compress.exchanges.routing import PLANNED_NAMES, CodecLike
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
-from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.torch.collectives import equal_hosts
 from hvd_compress.torch.compressor import Compressor
-
-_TIMEOUT = 60.0
-"""Seconds to wait for ranks that have ended the same step."""
 
 
 @guard_methods("compress", "decompress", write="compression={}")
@@ -51,7 +44,7 @@ class Auto(Planning, Compressor):
     ) -> None:
         self._choices = allowed(codecs, exchanges)
         super().__init__(model, NoCompression(), **options)
-        self._take_routes_again()
+        self._take_routes()
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Horovod's entry: starts the exchange of one gradient."""
@@ -68,28 +61,13 @@ class Auto(Planning, Compressor):
         gradient = super().decompress(tensor, ctx)
         self._under_way -= 1
         if not self._under_way:
-            if self._step.complete:
-                self._step_ended()
+            assert self._planned is not None
+            if self._ranks.step.complete:
+                self._planned.end_step(logging.getLogger(type(self).__module__))
             else:
-                self._mark = None
+                self._planned.skip_step()
         return gradient
 
-    def _take_routes_again(self) -> None:
+    def _take_routes(self) -> None:
         self._under_way = 0
         self._plan()
-
-    def _ways(self) -> tuple[Sequence[Route], int]:
-        # A process set's ranks may be anywhere, so each counts as a host of its own.
-        local = hvd.local_size() if self._collectives.everywhere and equal_hosts() else 1
-        usable = hosts.usable(hvd.size(), hvd.local_size(), equal_hosts())
-        without = () if usable else ("hierarchical",)
-        return [r for r in self._choices if r.uncompressed or r.exchange not in without], local
-
-    def _wait_for(self, collective: Collective, name: str) -> torch.Tensor:
-        handle = self._collectives.start(collective, name)
-        if not handle.done(_TIMEOUT):
-            raise ExchangeError(
-                f"expected all {self._size} ranks to measure after the same step, got some that never do: "
-                f"ranks have made different numbers of steps, or one has ended"
-            )
-        return handle.wait()

@@ -31,7 +31,7 @@ class TorchCommits(Commits):
 
     def __init__(self, compressor: Compressor) -> None:
         super().__init__()
-        if compressor._process_set not in (None, hvd.global_process_set):
+        if compressor._ranks.process_set not in (None, hvd.global_process_set):
             raise ValueError(
                 "TorchState: expected a compressor with process_set=None, got one with a process set, "
                 "which a reset makes invalid"
@@ -61,7 +61,8 @@ class TorchCommits(Commits):
     @property
     def place(self) -> tuple[int, int]:
         """The compressor's rank, and the number of ranks."""
-        return self.compressor._rank, self.compressor._size
+        group = self.compressor._ranks.group
+        return group.rank, group.size
 
     def _unsent(self, commit: Commit) -> np.ndarray:
         tensors = commit.state["tensors"]
@@ -78,7 +79,7 @@ class TorchCommits(Commits):
     def _go_back(self, commit: Commit, positions: Positions) -> None:
         state = commit.state
         place = state["rank"], state["size"], state["seed"]
-        restore(self._slots, state, *place, self.compressor._owned_by)
+        restore(self._slots, state, *place, self.compressor._routes.owned_by)
         self._continue_at(positions)
 
     def _begin_with(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-import horovod.torch as hvd
 import torch
 from horovod.torch.compression import Compressor as HorovodCompressor
 
@@ -17,16 +15,13 @@ from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.options import Options
 from hvd_compress.engine.parameters import NamedParameters
 from hvd_compress.engine.residuals import Changes
+from hvd_compress.engine.routes import sent_dtype
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.use import Discarded
-from hvd_compress.exchanges import hosts
-from hvd_compress.exchanges.comm import Group
-from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks import names, token
 from hvd_compress.ranks.errors import ExchangeError
-from hvd_compress.ranks.launch import warn_of_separate_jobs
-from hvd_compress.torch.collectives import HorovodCollectives
+from hvd_compress.torch.ranks import HorovodRanks
 from hvd_compress.torch.slots import Slots
 from hvd_compress.torch.step import HorovodStep
 
@@ -69,6 +64,7 @@ class Compressor(CompressorBase, HorovodCompressor):
     _remedy = "pass it to hvd.DistributedOptimizer as compression= on every rank"
     _idle_after = "optimizer.synchronize() or optimizer.step(), which wait for all gradients"
     _slots: Slots
+    _ranks: HorovodRanks
     _changes: Changes  # Those of gradients that Horovod adds up itself.
 
     def __init__(
@@ -88,13 +84,11 @@ class Compressor(CompressorBase, HorovodCompressor):
                     f"cannot add up: keep its real and imaginary parts in one of float32 "
                     f"(torch.view_as_complex)"
                 )
-        self._prefix = names.distinct(f"{name}.{next(iter(slots)).name}")
-        self._process_set = process_set
-        super().__init__(slots, codec, **options)
+        prefix = names.distinct(f"{name}.{next(iter(slots)).name}")
+        super().__init__(slots, codec, HorovodRanks(process_set, prefix, slots), **options)
         self._discarded = Discarded(slot.parameter for slot in slots)
-        self._exchanging = False
         self._take_place()
-        self._choose_routes(list(self._slots))
+        self._routes.choose(list(slots))
 
     def rebind(self) -> None:
         """Takes this rank's new place, after Horovod was initialized again.
@@ -119,14 +113,18 @@ class Compressor(CompressorBase, HorovodCompressor):
                 "parts that the ranks owned before; make a new compressor, and load_resized() the states "
                 "of all ranks"
             )
-        size = self._size
+        size = self._ranks.group.size
         self._take_place()
         for slot in self._slots:
             slot.pending = False
             for holder in (slot, slot.owned):
                 if holder is not None and holder.residual is not None:
-                    holder.residual.mul_(self._size / size)
-        self._take_routes_again()
+                    holder.residual.mul_(self._ranks.group.size / size)
+        self._take_routes()
+
+    def _take_routes(self) -> None:
+        """Sets the routes among other ranks."""
+        self._routes.check_again()
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Horovod's entry: takes one gradient.
@@ -149,22 +147,22 @@ class Compressor(CompressorBase, HorovodCompressor):
                 f"hvd.DistributedOptimizer again, del the old one and call gc.collect() first, which "
                 f"removes its hooks"
             )
-        self._take_up(slot, tensor)
-        if not self._exchanging:
+        self._routes.take_up(slot, tensor)
+        if not self._ranks.exchanging:
             self._begin()
-        counters, size = self.counters, self._collectives.size
+        counters, size = self.counters, self._ranks.group.size
         counters.uncompressed_bytes += tensor.numel() * tensor.element_size()
         self._exchanged[slot] = None
         # Horovod still exchanges a parameter that is frozen later. Zeros must not take a residual along;
         # other values are gradients from before the freeze.
         idle = not slot.parameter.requires_grad and slot.frozen and not bool(tensor.any())
-        encoded = not self._goes_uncompressed(slot)
+        encoded = not self._routes.goes_uncompressed(slot)
         if encoded:
             slot.pending = True
-            self._step.add(slot, tensor, counters, idle=idle)
+            self._ranks.step.add(slot, tensor, counters, idle=idle)
             sent = self._token_rows[slot.index]
         else:
-            sent = self._uncompressed(slot, tensor, self._warming_up(slot), idle)
+            sent = self._uncompressed(slot, tensor, idle)
         counters.add_allreduce(size, sent.numel() * sent.element_size())
         return sent, Sent(slot, tensor, encoded)
 
@@ -184,101 +182,61 @@ class Compressor(CompressorBase, HorovodCompressor):
                 f"{ctx.slot.name}: expected a gradient that is being exchanged, got one from before "
                 f"rebind(), which has forgotten it: call optimizer.zero_grad(), and make the step again"
             )
-        if self._exchanging:
-            self._step.settle(ctx.slot.name, tensor if ctx.encoded else None)
+        step = self._ranks.step
+        if self._ranks.exchanging:
+            step.settle(ctx.slot.name, tensor if ctx.encoded else None)
             self.counters.steps += 1
-            self._exchanging = False
+            self._ranks.exchanging = False
             self._discarded.end()
             self._move_on()
-            if not self._step.busy:
+            if not step.busy:
                 self._end(False)
         if not ctx.encoded:
             return tensor if tensor.dtype == ctx.gradient.dtype else tensor.to(ctx.gradient.dtype)
-        scale = self._step.scale(tensor, ctx.slot.name)
-        if self._step.busy:
-            self._step.collect(scale, self.counters)
+        scale = step.scale(tensor, ctx.slot.name)
+        if step.busy:
+            step.collect(scale, self.counters)
         ctx.slot.pending = False
         return ctx.gradient
 
     def _take_place(self) -> None:
-        ranks = self._collectives = HorovodCollectives(self._process_set, self._prefix)
-        warn_of_separate_jobs(hvd.size())
-        self._join(_group_of(ranks))
-        self._step = HorovodStep(
-            ranks,
+        ranks, routes = self._ranks, self._routes
+        ranks.join()
+        self._join()
+        ranks.step = HorovodStep(
+            ranks.collectives,
             self._batches,
             self._configuration,
-            self._hosts_in_use,
+            lambda: ranks.group.hosts if routes.hierarchical else None,
             self._end,
-            self._warming_up,
+            routes.warming_up,
         )
-        self._exchanging = False
         self._exchanged: dict[Slot, None] = {}
         # A token for each parameter, and what Horovod's sums turn back into tokens in the next step.
-        self._token = torch.tensor(token.make(ranks.rank), dtype=torch.float32, device="cpu")
+        self._token = torch.tensor(token.make(ranks.group.rank), dtype=torch.float32, device="cpu")
         self._tokens = self._token.repeat(len(list(self._slots)), 1)
         self._token_rows = list(self._tokens)
 
-    @staticmethod
-    def _ranks_of_job() -> int:
-        return hvd.size() if hvd.is_initialized() else 1
-
-    def _busy(self) -> bool:
-        return self._exchanging or self._step.busy or any(slot.pending for slot in self._slots)
-
-    def _forget_agreement(self) -> None:
-        self._step.forget_agreement()
-        self._step.plan(
-            s for s in self._slots if s.parameter.requires_grad and not s.route.uncompressed
-        )
-
-    def _check_route(self, slot: Slot, route: Route) -> None:
-        ranks = self._collectives
-        if route.exchange == "hierarchical" and not ranks.everywhere:
-            raise ValueError(
-                f"{slot.name}: expected process_set=None for exchange='hierarchical', got a set of "
-                f"{ranks.size} of {hvd.size()} ranks: hosts are those of the whole job"
-            )
-        super()._check_route(slot, route)
-
-    def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
-        configuration = super()._configuration(slots)
-        # Horovod waits for ever for a rank without hooks for a gradient.
-        trained = {slot.name: not slot.frozen for slot in self._slots}
-        configuration["requires_grad of"] = trained
-        if self._hosts_in_use() is not None:
-            ranks = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
-            configuration["hosts"] = hosts.describe(*ranks)
-        return configuration
-
     def _begin(self) -> None:
-        found = _group_of(self._collectives)
-        if found != self._group:
-            raise ExchangeError(
-                f"expected {_describe(self._group)}, as when this compressor took its place, got "
-                f"{_describe(found)}: Horovod has been initialized again; for elastic training use "
-                f"hvd_compress.torch.elastic.TorchState, which keeps what the compressor has, or at least "
-                f"call compressor.rebind() after each hvd.init()"
-            )
+        self._ranks.expect_same()
         self._discarded.begin(self._last)
         self._begin_encoding()
         self._changes = self._last.changes()
         self._tokens.copy_(self._token)
-        self._step.begin()
-        self._exchanging = True
+        self._ranks.step.begin()
+        self._ranks.exchanging = True
 
     def _move_on(self) -> None:
         """Counts the step's exchanges, if all ranks took part in it.
 
         A rank that has called ``hvd.join()`` counts nothing, and must not be behind the others afterwards.
         """
-        if self._step.complete:
-            self._resets = 0
+        if self._ranks.step.complete:
+            self._ranks.resets = 0
             for slot in self._exchanged:
                 slot.exchanges += 1
-        left = [s for s in self._frozen if s.parameter.grad is not None and not s.frozen]
+        left = self._routes.without_gradients()
         if left:
-            self._frozen.difference_update(left)
             missed = ", ".join(sorted(slot.name for slot in left))
             warnings.warn(
                 f"expected this optimizer to exchange all gradients, got none of {missed}: Horovod "
@@ -292,9 +250,7 @@ class Compressor(CompressorBase, HorovodCompressor):
     def _end(self, dropped: bool | torch.Tensor) -> None:
         self._changes.settle(dropped)
 
-    def _uncompressed(
-        self, slot: Slot, gradient: torch.Tensor, warming_up: bool, idle: bool
-    ) -> torch.Tensor:
+    def _uncompressed(self, slot: Slot, gradient: torch.Tensor, idle: bool) -> torch.Tensor:
         """The tensor that Horovod sums itself; it includes what earlier codecs have not sent."""
         if not gradient.is_cpu:
             self._kernels.order(gradient)
@@ -302,15 +258,6 @@ class Compressor(CompressorBase, HorovodCompressor):
         if not idle:
             self._changes.release(slot, gradient, scale)
             self._changes.release_owned(slot, gradient, scale)
-        sent = gradient.to(self._sent_dtype(slot.route, gradient, warming_up))
+        warming_up = self._routes.warming_up(slot)
+        sent = gradient.to(sent_dtype(slot.route, gradient, warming_up=warming_up))
         return sent.float() if sent.dtype == torch.bfloat16 else sent  # Horovod has no bfloat16.
-
-
-def _group_of(ranks: HorovodCollectives) -> Group:
-    """This rank's place, as Horovod knows it now."""
-    return Group(*ranks.place, Hosts(hvd.size(), hvd.local_size()))
-
-
-def _describe(group: Group) -> str:
-    assert group.hosts is not None
-    return f"rank {group.rank} of {group.size} with {group.hosts.local} on this host"

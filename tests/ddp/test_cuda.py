@@ -404,6 +404,6 @@ def test_a_graph_that_is_captured() -> None:
 @on_ranks(1, launcher="torchrun")
 def test_a_model_that_was_moved() -> None:
     ddp, compressor = distributed(Probe({"a": (3000,)}), OneBit(), ErrorFeedback())
-    compressor._device = torch.device("cuda", 0)
+    compressor._packer._device = torch.device("cuda", 0)
     with pytest.raises(hvdc.ExchangeError, match="a: expected a gradient on cuda:0, as when the c"):
         exchange(ddp, targets({"a": (3000,)}, 0, 0))

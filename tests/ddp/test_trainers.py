@@ -240,7 +240,7 @@ def test_lightning_saves_a_model_whose_backward_pass_was_interrupted() -> None:
 
         def fail(self, _: torch.Tensor) -> None:
             if self.fails and self.global_step:
-                assert compress.compressor is not None and compress.compressor._busy()
+                assert compress.compressor is not None and compress.compressor._ranks.busy
                 raise ArithmeticError("the backward pass is interrupted")
 
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
@@ -305,7 +305,7 @@ def test_a_rank_that_was_interrupted_alone() -> None:
 
     with _warnings_of("hvd_compress.ddp.gathered") as said:
         if rank == 1:
-            compressor._step = object()  # type: ignore[assignment]
+            compressor._ranks.step = object()  # type: ignore[assignment]
         for late in (0, 1):
             if rank == late:
                 time.sleep(1)
@@ -316,7 +316,7 @@ def test_a_rank_that_was_interrupted_alone() -> None:
                 join()
             else:
                 dist.barrier()
-        compressor._step = None
+        compressor._ranks.step = None
         if rank == 0:
             assert state_unless_interrupted(compressor, 0.2) == {"ranks": []}
         else:

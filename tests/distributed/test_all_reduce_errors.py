@@ -20,6 +20,7 @@ from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.pending import Pending
 from hvd_compress.exchanges.comm import Collective
 from hvd_compress.process_group.collectives import Collectives
+from hvd_compress.process_group.packing import Packer
 from tests.contract.cases import ROWS, SHAPES
 from tests.distributed.all_reduce import LATE, make, reduce, residuals
 from tests.ranks import on_ranks
@@ -240,9 +241,9 @@ def test_a_key_whose_first_call_failed_on_one_rank() -> None:
     compressor = hvdc.Compressor(OneBit(), threshold=0)
     hvdc.all_reduce(torch.randn(3000), compressor, key="before")
     rank = dist.get_rank()
-    pack = hvdc.Compressor._pack
+    pack = Packer.pack
     with (
-        mock.patch.object(hvdc.Compressor, "_pack", _out_of_memory if rank == 1 else pack),
+        mock.patch.object(Packer, "pack", _out_of_memory if rank == 1 else pack),
         pytest.raises(MemoryError if rank == 1 else hvdc.ExchangeError, match="on purpose"),
     ):
         hvdc.all_reduce(torch.randn(3000), compressor, key="t")

@@ -79,16 +79,19 @@ def test_a_step_ends_where_a_key_comes_again() -> None:
     balance, steps = Balance(job), []
     for number in range(6):
         balance.step(number)
-        steps.append(job.compressor._planner.step)
+        steps.append(job.compressor._planned.planner.step)
     assert steps == list(range(6))
-    assert set(job.compressor._own_choices) == {"a", "b"}
+    assert set(job.compressor._planned.own_choices) == {"a", "b"}
     job.calls = [*job.calls, ["c", "small"]]
     balance.step(6)
-    assert job.compressor._planner.step == 0 and job.compressor._planner.measured is None
-    assert set(job.compressor._own_choices) == {"a", "b", "c", "small"}
+    assert (
+        job.compressor._planned.planner.step == 0
+        and job.compressor._planned.planner.measured is None
+    )
+    assert set(job.compressor._planned.own_choices) == {"a", "b", "c", "small"}
     for number in range(7, 12):
         balance.step(number)
-    assert job.compressor._planner.measured is not None
+    assert job.compressor._planned.planner.measured is not None
     process_groups.plans_nothing(job.compressor)
     balance.check(12)
 
@@ -128,7 +131,7 @@ def test_calls_that_are_under_way_where_a_step_ends() -> None:
     assert idle and all(idle)
     assert len(set(everywhere(compressor.explain()))) == 1
     process_groups.plans_nothing(compressor)
-    compressor._apply(tuple(tensor.choices[0] for tensor in compressor._tensors))
+    compressor._planned.apply(tuple(tensor.choices[0] for tensor in compressor._planned.tensors))
     for key in "ab":
         begin(key, 20, 0.0)
         end(key)
@@ -146,7 +149,7 @@ def test_a_call_that_is_wrong_on_one_rank_while_the_others_measure() -> None:
     ]
     for number in range(12):
         if number in (4, 8):
-            assert job.compressor._planner.due
+            assert job.compressor._planned.planner.due
             call, told = wrong.pop()
             if rank == 0:
                 call = {"tensor": list(targets(job.shapes, rank, 0).values()), "key": keys}
@@ -187,7 +190,7 @@ def test_ranks_that_leave() -> None:
     assert not job.compressor.settled
     for number in range(3, 9):
         job.step(targets(job.shapes, rank, number))
-    assert job.compressor._planner._size == 2 and job.compressor._planner.step == 5
+    assert job.compressor._planned.planner._size == 2 and job.compressor._planned.planner.step == 5
 
 
 @on_ranks(2, launcher="torchrun")
@@ -201,7 +204,7 @@ def test_copies() -> None:
         other.compressor = copied
         for number in range(3, 9):
             other.step(targets(job.shapes, dist.get_rank(), number))
-        assert copied._planner.measured is not None
+        assert copied._planned.planner.measured is not None
 
 
 @on_ranks(1, launcher="torchrun")

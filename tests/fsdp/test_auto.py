@@ -78,7 +78,7 @@ def test_the_slowest_rank_counts_whatever_its_shards_are() -> None:
     compressor = _Job().compressor
     rank = dist.get_rank()
     for number in range(2):
-        found = compressor._planner._share([float(rank), -float(rank)], "test")
+        found = compressor._planned.planner._share([float(rank), -float(rank)], "test")
         assert found == [[1.0, 0.0], [3.0, -2.0]], number
 
 
@@ -103,7 +103,7 @@ def test_passes_that_accumulate_are_no_steps_of_their_own() -> None:
         for syncs in (False, True):
             job.net.set_requires_gradient_sync(syncs)
             job.step(targets(job.shapes, dist.get_rank(), number))
-    assert job.compressor._planner.step == 2, "the last one ends where the next one begins"
+    assert job.compressor._planned.planner.step == 2, "the last one ends where the next one begins"
 
 
 @of_today

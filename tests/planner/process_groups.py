@@ -73,7 +73,7 @@ class Balance:
     def check(self, number: int) -> None:
         """Sends what is left, and fails unless all has come back."""
         compressor = self._job.compressor
-        compressor._apply((UNCOMPRESSED_ROUTE,) * len(self._job.shapes))
+        compressor._planned.apply((UNCOMPRESSED_ROUTE,) * len(self._job.shapes))
         self.step(number, scale=0.0)
         assert compressor.residual_norm() == 0
         for name, due in self._due.items():
@@ -89,7 +89,7 @@ def everywhere(value: Any) -> list[Any]:
 
 def plans_nothing(compressor: Any) -> None:
     """Leaves the plan as it is, whatever is measured."""
-    compressor._planner.end_step = lambda seconds: False
+    compressor._planned.planner.end_step = lambda seconds: False
 
 
 @contextmanager
@@ -112,12 +112,12 @@ def every_change_of_route_keeps_every_gradient(job: Job, ways: int = 5) -> None:
     balance, compressor = Balance(job), job.compressor
     balance.step(0)
     plans_nothing(compressor)
-    choices = [tensor.choices for tensor in compressor._tensors]
+    choices = [tensor.choices for tensor in compressor._planned.tensors]
     assert [len(routes) for routes in choices] == [ways] * (len(choices) - 1) + [1]
     orders = (*range(ways), 2, 0, 3, 1, 4, 0)
     for number, turn in enumerate(orders, 1):
         plan = [routes[(turn + i) % len(routes)] for i, routes in enumerate(choices)]
-        compressor._apply(tuple(plan))
+        compressor._planned.apply(tuple(plan))
         balance.step(number)
     assert compressor.residual_norm() > 0
     balance.check(1 + len(orders))
@@ -130,9 +130,10 @@ def ranks_agree_on_every_plan(job: Job) -> None:
     with unlimited(), _logged(compressor) as logged:
         while steps < MOST_STEPS and not (steps and compressor.settled):
             # As on a GPU.
-            compressor._wait_for_device = lambda: waits.append(compressor.settled)
+            if compressor._planned is not None:
+                compressor._planned.wait_for_device = lambda: waits.append(compressor.settled)
             balance.step(steps)
-            plans.append(str(sorted(compressor._planner.state()["plan"].items())))
+            plans.append(str(sorted(compressor._planned.planner.state()["plan"].items())))
             if job.rank == 0:
                 compressor.reset_counters()
             steps += 1
@@ -152,10 +153,10 @@ def a_plan_is_saved(job: Job, later: Job) -> None:
     """And gone on with, bit for bit, whatever the job would choose by itself."""
     compressor = job.compressor
     job.step(targets(job.shapes, job.rank, 0))
-    planner = compressor._planner
-    planner.plan = tuple(tensor.choices[-1] for tensor in compressor._tensors)
+    planner = compressor._planned.planner
+    planner.plan = tuple(tensor.choices[-1] for tensor in compressor._planned.tensors)
     planner.settled, planner._bandwidth = True, 1.0
-    compressor._apply(planner.plan)
+    compressor._planned.apply(planner.plan)
     plans_nothing(compressor)
     job.step(targets(job.shapes, job.rank, 1))
     later.compressor.load_state_dict(copy.deepcopy(compressor.state_dict()))

@@ -59,7 +59,7 @@ def watch(
         started: called with a collective's name when it is started.
         result: called with a collective's name and result, which may be altered in place.
     """
-    collectives = compressor._collectives
+    collectives = compressor._ranks.collectives
     start = collectives.start
 
     class Watched(Handle):

@@ -50,7 +50,7 @@ def _until_planned(compressor: hvdc.Auto, step: Callable[[int], object]) -> int:
     """Makes steps until there is a plan, and returns their number; more steps might measure anew."""
     for number in range(MOST_STEPS):
         step(number)
-        if compressor._planner.settled:
+        if compressor._planned.planner.settled:
             return number + 1
     raise AssertionError(compressor.explain())
 
@@ -106,13 +106,13 @@ def test_the_same_as_stock_whatever_is_planned() -> None:
 def test_planning_is_rare_once_there_is_a_plan() -> None:
     model, compressor, optimizer = _start()
     shared: list[list[str]] = []
-    add = compressor._planner._sum
+    add = compressor._planned.planner._sum
 
     def listen(numbers: list[float], what: str) -> Any:
         shared[-1].append(what)
         return add(numbers, what)
 
-    compressor._planner._sum = listen
+    compressor._planned.planner._sum = listen
 
     def one_step(number: int) -> None:
         shared.append([])
@@ -147,7 +147,7 @@ def test_states_of_another_number_of_ranks() -> None:
     states = hvd.allgather_object(compressor.state_dict(), name="states")
     _, later, _ = _start(codecs=EXACT)
     later.load_resized(states)
-    assert not later._planner.settled and later.residual_norm() > 0
+    assert not later._planned.planner.settled and later.residual_norm() > 0
 
 
 @on_ranks(2)
@@ -156,7 +156,7 @@ def test_nothing_is_measured_while_warming_up() -> None:
     for step in range(6):
         gradients = targets(SHAPES, hvd.rank(), step)
         exchange(model, optimizer, gradients)
-        assert compressor._planner.step == max(0, step - 2)
+        assert compressor._planned.planner.step == max(0, step - 2)
         assert (compressor.counters.encoded_elements == 0) == (step < 3)
 
 
@@ -191,7 +191,7 @@ def test_join() -> None:
     if hvd.rank() != 1:
         parameters = [{n: p.detach() for n, p in m.named_parameters()} for m in (model, plain)]
         assert_same_bits(*parameters)
-    assert not compressor.settled and compressor._planner.step == 2
+    assert not compressor.settled and compressor._planned.planner.step == 2
     _until_planned(
         compressor,
         lambda step: exchange(model, optimizer, two_valued(SHAPES, hvd.rank(), step % 8)),
@@ -211,7 +211,7 @@ def test_fewer_ranks() -> None:
     if not initialize_again(hvd, 2):
         return
     compressor.rebind()
-    assert not compressor.settled and compressor._planner.step == 0
+    assert not compressor.settled and compressor._planned.planner.step == 0
     _until_planned(compressor, step)
     assert len(set(hvd.allgather_object(compressor.explain(), name="plans"))) == 1
 

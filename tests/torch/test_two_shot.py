@@ -123,7 +123,7 @@ def test_the_second_shot_starts_while_the_backward_pass_still_runs() -> None:
 
     def known() -> bool:
         """The next hook sends, if the ranks are known to take part."""
-        check = compressor._step._participation._checking
+        check = compressor._ranks.step._participation._checking
         return check is None or check.done(60.0)
 
     watch(compressor, started=note)

@@ -1,0 +1,76 @@
+"""The ranks among which a compressor sends."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvd_compress.engine.slots import Slot
+from hvd_compress.exchanges.comm import Collective, Group
+from hvd_compress.exchanges.routing import Route
+
+
+class Ranks(ABC):
+    """The ranks among which a compressor sends; every frontend has a class of its own.
+
+    Attributes:
+        group: the ranks, and this rank's place among them; known once this rank has joined them.
+        resets: the number of calls of ``reset()`` since the ranks have compared their configurations last.
+    """
+
+    group: Group
+    resets = 0
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether gradients are being exchanged."""
+
+    @staticmethod
+    @abstractmethod
+    def of_job() -> int:
+        """The number of ranks that train, as far as this process knows; 1 after the job's end."""
+
+    @abstractmethod
+    def check(self, slot: Slot, route: Route) -> None:
+        """Raises ``ValueError`` if these ranks cannot exchange a parameter's gradients by a route."""
+
+    @abstractmethod
+    def configuration(self, *, hierarchical: bool) -> dict[str, Any]:
+        """The part of the configuration that ranks compare which the frontend knows.
+
+        Args:
+            hierarchical: whether the exchange of some gradient distinguishes hosts.
+        """
+
+    @abstractmethod
+    def forget_agreement(self) -> None:
+        """Makes the ranks compare their configurations again."""
+
+    @abstractmethod
+    def usable(self, routes: Sequence[Route]) -> tuple[Sequence[Route], int]:
+        """The routes that can be used, and the number of ranks on each host; the same on every rank."""
+
+    @abstractmethod
+    def result_of(self, collective: Collective, name: str) -> torch.Tensor:
+        """Waits for a collective of all ranks to end, and returns its result."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first of the ranks that plan together."""
+        return self.group.rank == 0
+
+    def slowest(self, table: torch.Tensor) -> torch.Tensor:
+        """The sums of the ranks that exchange, or the largest ones if several groups plan together."""
+        return table
+
+    @abstractmethod
+    def wait(self, call: str, **arguments: str) -> None:
+        """Called before a call that every rank has to make changes anything; may wait for the other ranks.
+
+        Raises:
+            ExchangeError: not all ranks make the same call; nothing is changed then.
+        """
