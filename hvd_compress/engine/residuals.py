@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -357,6 +358,7 @@ class Stale:
     def __init__(self) -> None:
         self._asked: tuple[str, HostWord] | None = None
         self._warned = False
+        self._warning = threading.Lock()  # Threads of several buckets may find one at the same time.
 
     def compare(
         self,
@@ -401,8 +403,9 @@ class Stale:
         return not far
 
     def _tell(self, name: str, far: bool) -> None:
-        if far:
-            self._warned = True
+        with self._warning:
+            first, self._warned = far and not self._warned, self._warned or far
+        if first:
             warnings.warn(
                 f"{name}: expected a residual of the size of gradients, got one of more than {_FAR:g} "
                 f"times the norm of its gradient: if the model has returned to an earlier state, call "
