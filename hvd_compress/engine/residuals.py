@@ -358,7 +358,9 @@ class Stale:
     def __init__(self) -> None:
         self._asked: tuple[str, HostWord] | None = None
         self._warned = False
-        self._warning = threading.Lock()  # Threads of several buckets may find one at the same time.
+        self._warning = (
+            threading.Lock()
+        )  # Threads of several buckets may find one at the same time.
 
     def compare(
         self,
