@@ -143,7 +143,7 @@ class PlannedRoutes:
         return torch.from_numpy(numbers).to(self._device, getattr(torch, dtype))
 
     def _batch(self, codec: Codec, shape: Shape, feedback: ErrorFeedback) -> Batch:
-        like = torch.empty(0, device=self._device)
+        like = torch.empty(0, dtype=torch.float32, device=self._device)
         return self._kernels.batch([Entry(codec, shape, feedback)], None, like)
 
     def _total(self, numbers: list[float], name: str) -> list[float]:
