@@ -69,7 +69,9 @@ class Ranks(ABC):
 
     @abstractmethod
     def wait(self, call: str, **arguments: str) -> None:
-        """Called before a call that every rank has to make changes anything; may wait for the other ranks.
+        """Waits for the other ranks to make the same call, before it changes anything on any of them.
+
+        Ranks that cannot meet do not wait: they compare their settings in the next step.
 
         Raises:
             ExchangeError: not all ranks make the same call; nothing is changed then.

@@ -32,7 +32,7 @@ _ENCODABLE = {getattr(torch, name) for name in ENCODABLE}
 
 
 class Routes:
-    """Chooses and checks the routes of a compressor's gradients, and tells what follows from them.
+    """Chooses, checks and describes the routes of a compressor's gradients.
 
     Args:
         slots: the parameters, whose :attr:`Slot.route` this class sets.
