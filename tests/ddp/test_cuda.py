@@ -27,7 +27,7 @@ from hvd_compress.engine import low_rank
 from hvd_compress.engine.batch import Batch
 from hvd_compress.exchanges.comm import Collective
 from hvd_compress.kernels.cuda_batch import CudaBatch
-from hvd_compress.process_group import compressor as process_group_compressor
+from hvd_compress.process_group import ranks as process_group_ranks
 from hvd_compress.process_group import transport
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import InStream, ThroughHost, collectives_of
@@ -64,7 +64,7 @@ def through_the_host() -> Iterator[None]:
 
     with (
         without_races(),
-        mock.patch.object(process_group_compressor, "collectives_of", staged),
+        mock.patch.object(process_group_ranks, "collectives_of", staged),
     ):
         yield
 
@@ -90,8 +90,8 @@ def test_one_shot() -> None:
             results.every_form,
             results.parameters_that_are_not_used,
             results.half_precision,
+            results.each_tensor_its_own_route,
         ),
-        test_exchange.test_encoded_and_dense_tensors_in_one_bucket,
         test_exchange.test_a_parameter_that_no_rank_uses_keeps_its_residual,
         test_exchange.test_a_parameter_in_another_order_of_memory,
         test_exchange.test_two_models_in_one_backward_pass,
@@ -185,7 +185,7 @@ def test_memory_while_the_backward_pass_goes_on() -> None:
 @on_ranks(2, launcher="torchrun", environment=DEVICE)
 def test_through_the_memory_of_the_host() -> None:
     _as_on_the_cpu(
-        test_exchange.test_encoded_and_dense_tensors_in_one_bucket,
+        *_contract("allgather", results.each_tensor_its_own_route),
         *_contract("two_shot", results.every_form),
         _a_nonfinite_gradient_in_the_first_bucket_or_the_last,
         by=through_the_host,
