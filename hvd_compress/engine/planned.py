@@ -76,7 +76,7 @@ class PlannedRoutes:
             sum_over_ranks=self._total,
             prober=Prober(
                 size,
-                max(counts, default=1),
+                counts,
                 array=self._array,
                 batch=self._batch,
                 collective=self._run,

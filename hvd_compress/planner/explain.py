@@ -82,7 +82,7 @@ def _links(planner: Planner) -> Iterator[str]:
     yield f"{what}, predicted on other links:"
     rows = [["", "link", "none ms", "best ms", "faster", "best plan"]]
     for name, bits in _LINKS.items():
-        there = planner.measured.with_links(bits / 8 / planner.measured.bandwidth())
+        there = planner.measured.over_links(bits / 8)
         none = rest + price_of(planner.tensors, uncompressed, there).total
         best = propose(planner.tensors, there)[0]
         seconds = rest + best.seconds

@@ -57,6 +57,11 @@ class Measured:
         large = {k: self.small + self.sent / (times * self.bandwidth(k)) for k in self.large}
         return dataclasses.replace(self, large=large)
 
+    def over_links(self, bandwidth: float) -> Measured:
+        """The same measurements where ranks send so many bytes per second, whatever the collective."""
+        seconds = self.small + self.sent / bandwidth
+        return dataclasses.replace(self, large=dict.fromkeys(self.large, seconds))
+
     def cluster(self, kind: str) -> Cluster:
         """The ranks and links as measured with collectives of one of :data:`KINDS`."""
         # A ring over several hosts is as fast as the links between them; those within are not known.

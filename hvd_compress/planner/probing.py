@@ -33,7 +33,8 @@ class Prober:
 
     Args:
         size: the number of ranks.
-        largest: the number of elements in the largest gradient; probes are no larger than this.
+        counts: the number of elements in each gradient that may be encoded. Messages are no larger than
+            the largest gradient, and the tensor for measuring codecs is no larger than all of them.
         array: a function that makes a framework's array from a number of elements and a dtype,
             ``float32``, ``float16`` or ``uint8``. Floats must be random, because zeros would be encoded
             and added faster.
@@ -51,7 +52,7 @@ class Prober:
     def __init__(
         self,
         size: int,
-        largest: int,
+        counts: Sequence[int],
         *,
         array: Callable[[int, str], Any],
         batch: Callable[[Codec, Shape, ErrorFeedback], Any],
@@ -60,7 +61,9 @@ class Prober:
     ) -> None:
         self._size, self._array, self._batch = size, array, batch
         self._collective, self._wait = collective, wait or (lambda: None)
-        self.elements = min(_ELEMENTS, _COLUMNS * max(1, largest // _COLUMNS))
+        # As in a bucket: the start of a call counts once for all of its tensors.
+        self.elements = min(_ELEMENTS, _COLUMNS * max(1, sum(counts) // _COLUMNS))
+        largest = max(counts, default=1)
         # Parts of a multiple of 16 bytes, so that each collective sends exactly as much as the others:
         # a rank gathers two parts, sums one for each rank, and in an all_to_all sends two to each.
         others = max(1, size - 1)

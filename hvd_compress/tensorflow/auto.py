@@ -145,7 +145,7 @@ class Auto(Compressor):
             ).tolist(),
             prober=Prober(
                 ranks.size,
-                max(counts, default=1),
+                counts,
                 array=_array,
                 batch=lambda *tensor: CpuBatch([Entry(*tensor)], self._coder.threads),
                 collective=self._run,

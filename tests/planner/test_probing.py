@@ -41,7 +41,7 @@ def _prober(size: int, largest: int) -> Prober:
     runs: list[str] = []
     made = Prober(
         size,
-        largest,
+        [largest],
         array=lambda count, dtype: np.ones(count, dtype),
         batch=partial(_Batch, runs),
         collective=lambda kind, message, name: runs.append(f"{kind} {message.nbytes} {name}"),
@@ -75,7 +75,7 @@ def _bits(codec: LevelCodec, **options: Any) -> float:
     random = np.random.default_rng(0)
     prober = Prober(
         2,
-        10**5,
+        [10**5],
         array=lambda count, dtype: random.standard_normal(count).astype(dtype),
         batch=lambda *tensor: CpuBatch([Entry(*tensor)]),
         collective=lambda kind, message, name: None,
@@ -107,6 +107,14 @@ def test_messages_have_the_same_bytes_on_the_wire():
 def test_probes_are_no_larger_than_the_largest_gradient():
     assert _prober(2, 100).sent < _prober(2, 10**6).sent == _prober(2, 10**9).sent
     assert _prober(2, 1000).elements == 768 and _prober(2, 10**9).elements == 2**20
+
+
+def test_codecs_are_measured_on_as_many_elements_as_one_bucket_has():
+    """So that a model of small tensors does not pay the start of a call for each of them."""
+    run = {"array": None, "batch": None, "collective": None}
+    one, many = (Prober(2, counts, **run) for counts in ([8192], [8192] * 100))
+    assert (one.elements, many.elements) == (8192, 819_200) and one.sent == many.sent
+    assert Prober(2, [8192] * 1000, **run).elements == 2**20
 
 
 def test_codecs_that_look_at_columns_get_a_matrix():
