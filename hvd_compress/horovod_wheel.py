@@ -557,6 +557,7 @@ def default_cache() -> Path:
 
 
 def main() -> None:
+    """Builds the wheel that the command line asks for, and prints its path."""
     parser = argparse.ArgumentParser(
         prog="python -m hvd_compress.horovod_wheel",
         description="Build Horovod against the installed frameworks and print the wheel's path.",

@@ -43,6 +43,7 @@ class CallRanks(GroupRanks):
 
     @property
     def busy(self) -> bool:
+        """Whether a call has not been waited for."""
         return bool(self.under_way)
 
     def take(self, group: dist.ProcessGroup | None) -> None:

@@ -38,18 +38,22 @@ class MeshRanks(GroupRanks):
 
     @property
     def place_among_all(self) -> tuple[int, int]:
+        """This rank's number in the mesh, and the number of ranks in it."""
         shard, shards = self.shard
         return self.group.rank * shards + shard, self.group.size * shards
 
     @property
     def first(self) -> bool:
+        """Whether this is the first rank of the mesh."""
         return super().first and self.shard[0] == 0
 
     def slowest(self, table: torch.Tensor) -> torch.Tensor:
+        """The largest of the sums of the replicas' ranks: each shard has replicas of its own."""
         dist.all_reduce(table, dist.ReduceOp.MAX, group=self.shards)
         return table
 
     def check(self, slot: Slot, route: Route) -> None:
+        """Raises ``ValueError`` also for an exchange that shards cannot use."""
         check_choice(slot.name, "exchange", route.exchange, FLAT)
         super().check(slot, route)
 

@@ -200,7 +200,7 @@ class SplitBatch(Batch):
         return nonfinite
 
     def name_senders(self, sender: Sender) -> None:
-        """See :meth:`Batch.name_senders`."""
+        """Names the senders for every part, by the numbers of its own entries."""
 
         def renumbered(numbers: Sequence[int]) -> Sender:
             return lambda entry, row: sender(numbers[entry], row)

@@ -103,6 +103,7 @@ class GroupRanks(Ranks):
 
     @property
     def busy(self) -> bool:
+        """Whether a step is in progress."""
         return self.step is not None
 
     @property
@@ -147,9 +148,14 @@ class GroupRanks(Ranks):
         return self.group.rank, self.group.size
 
     def forget_agreement(self) -> None:
+        """Makes the ranks compare their configurations before the next step."""
         self._rendezvous = None
 
     def wait(self, call: str, **arguments: str) -> None:
+        """Meets the other ranks in the job's store, at most for the group's timeout.
+
+        Does nothing before the ranks have agreed for the first time, or when they no longer agree.
+        """
         if self._rendezvous is not None:
             group: Any = self.process_group or dist.group.WORLD
             limit = timeout_of(group, self.device).total_seconds()
@@ -157,6 +163,7 @@ class GroupRanks(Ranks):
             self.forget_agreement()
 
     def check(self, slot: Slot, route: Route) -> None:
+        """Raises ``ValueError`` for a tensor on another device, or for hosts that are not known."""
         device = slot.parameter.device
         if device != self.device:
             where = "the CPU" if self.device.type == "cpu" else f"{self.device}, as another's"
@@ -184,12 +191,14 @@ class GroupRanks(Ranks):
                 )
 
     def usable(self, routes: Sequence[Route]) -> tuple[Sequence[Route], int]:
+        """All routes, or those that need no hosts, and the number of ranks on each host."""
         assert self.group.hosts is not None
         local = self.group.hosts.local
         flat = not 1 < local < self.group.size
         return [r for r in routes if not (flat and r.exchange == "hierarchical")], local
 
     def result_of(self, collective: Collective, name: str) -> torch.Tensor:
+        """Waits for a collective, which has no name in torch.distributed."""
         result, work = self.collectives.start(collective)
         work.wait()
         return result
