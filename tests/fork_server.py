@@ -26,10 +26,11 @@ import sys
 from collections.abc import Sequence
 
 _STREAMS = (0, 1, 2)
+_WAKING = (signal.SIGCHLD, signal.SIGTERM)
 
 
 def serve(path: str, modules: Sequence[str]) -> None:
-    """Serves calls until standard input ends; in a forked process, runs the call's program.
+    """Serves calls until standard input ends or SIGTERM comes; a forked process runs the call's program.
 
     Args:
         path: the socket's path; calls wait until the modules are imported.
@@ -125,7 +126,8 @@ class _Server:
         self._ended.setblocking(False)
         waking.setblocking(False)
         self._waking = waking
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in _WAKING:
+            signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(waking.fileno())
         for source in (sys.stdin, listener, self._ended):
             self._selector.register(source, selectors.EVENT_READ)
@@ -135,21 +137,19 @@ class _Server:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is sys.stdin:
-                    return None
+                    return self._end()
                 if key.fileobj is self._listener:
                     call = self._accept()
                     if call is not None:
                         return call
                 elif key.fileobj is self._ended:
-                    self._ended.recv(1 << 10)
+                    # The system sends SIGTERM when the process that started the server is killed.
+                    if signal.SIGTERM in self._ended.recv(1 << 10):
+                        return self._end()
                     self._reap()
                 elif key.data in self._callers:
                     # The caller has been killed, and its process still runs: it is in the list.
-                    try:
-                        os.killpg(key.data, signal.SIGKILL)
-                    except ProcessLookupError:  # The process has no session of its own yet.
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(key.data, signal.SIGKILL)
+                    _kill(key.data)
                     self._selector.unregister(key.fileobj)
 
     def _accept(self) -> _Call | None:
@@ -158,7 +158,8 @@ class _Server:
         process = os.fork()
         if process == 0:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in _WAKING:
+                signal.signal(number, signal.SIG_DFL)
             self._selector.close()
             for one in (connection, self._ended, self._waking, *self._callers.values()):
                 one.close()
@@ -168,6 +169,11 @@ class _Server:
         self._callers[process] = connection
         self._selector.register(connection, selectors.EVENT_READ, process)
         return None
+
+    def _end(self) -> None:
+        """Kills the processes that still run: a killed test ends none of them itself."""
+        for process in self._callers:
+            _kill(process)
 
     def _reap(self) -> None:
         while self._callers:
@@ -179,6 +185,15 @@ class _Server:
                 self._selector.unregister(connection)
                 _tell(connection, os.waitstatus_to_exitcode(status))
             connection.close()
+
+
+def _kill(process: int) -> None:
+    """Kills a forked process and its session."""
+    try:
+        os.killpg(process, signal.SIGKILL)
+    except ProcessLookupError:  # The process has no session of its own yet.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def _tell(connection: socket.socket, number: int) -> None:
