@@ -28,8 +28,8 @@ from benchmarks.tables import Table
 from hvd_compress.codecs import CODECS
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
-from hvd_compress.engine.pending import Pending
 from hvd_compress.engine.plan import Common
+from hvd_compress.engine.run import Run
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route
@@ -56,7 +56,7 @@ class TorchSide:
         """Does one step's work on all gradients, in one bucket."""
         given = [gradient.clone() for gradient in self._gradients]
         batch, exchanging = self._batches.make(self._slots, given)
-        Pending("bucket", 0, exchanging, batch)  # A single rank has its results at once.
+        Run(exchanging, batch, name="bucket")  # A single rank has its results at once.
         batch.write(1.0)
         batch.settle(False)
 

@@ -29,8 +29,8 @@ from hvd_compress.codecs import codec_class, codec_names
 from hvd_compress.engine.batch import judge
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
-from hvd_compress.engine.pending import Pending
 from hvd_compress.engine.plan import Common
+from hvd_compress.engine.run import Run
 from hvd_compress.engine.slots import slots_of
 from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.hosts import Hosts
@@ -160,13 +160,13 @@ class Steps:
         gradients = [one.clone() for one in self._gradients]
         with stage("encode"):
             batch, exchanging = self._cache.make(self._slots, gradients)
-            pending = Pending("bucket", 0, exchanging, batch)
-        while pending.request is not None:
-            received = self._received(pending.request)
+            run = Run(exchanging, batch, name="bucket")
+        while run.request is not None:
+            received = self._received(run.request)
             with stage("between"):
-                pending.resume(received)
-        if pending.error is not None:
-            raise pending.error
+                run.resume(received)
+        if run.error is not None:
+            raise run.error
         with stage("decode"):
             batch.write(1.0)
         if batch.word is not None:

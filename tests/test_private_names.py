@@ -17,7 +17,7 @@ MODULES = {
 }
 
 ELSEWHERE = {
-    "engine/pending.py": {"_is_profiler_enabled"},
+    "engine/run.py": {"_is_profiler_enabled"},
     "exchanges/comm.py": {"_indices"},
     "torch/collectives.py": {
         "_get_process_set_ids_and_ranks"

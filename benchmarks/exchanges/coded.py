@@ -11,8 +11,8 @@ from benchmarks.exchanges.base import Answer, Clock, Exchange, Work
 from hvd_compress.codecs import CODECS, Codec, ErrorFeedback, codec_class
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
-from hvd_compress.engine.pending import Pending
 from hvd_compress.engine.plan import Common
+from hvd_compress.engine.run import Run
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.hosts import Hosts
@@ -96,15 +96,15 @@ class Coded(Exchange):
             slot.step = 0
             clock.skip()
             batch, exchanging = batches.make([slot], [result])
-            pending = Pending(f"{self.name}.{self._codec!r}.{elements}", 0, exchanging, batch)
+            run = Run(exchanging, batch, name=f"{self.name}.{self._codec!r}.{elements}")
             clock.lap("encode")
-            while pending.request is not None:
-                rows = collectives.start(pending.request, pending.label).wait()
+            while run.request is not None:
+                rows = collectives.start(run.request, run.label).wait()
                 clock.lap("transfer")
-                pending.resume(rows)
+                run.resume(rows)
                 clock.lap("between")
-            if pending.error is not None:
-                raise pending.error
+            if run.error is not None:
+                raise run.error
             batch.write(1.0)
             clock.lap("decode")
             batch.settle(False)

@@ -153,8 +153,8 @@ class Compressor(ProcessGroupCompressor):
         slots = [self._slot_of(parameter) for parameter in bucket.parameters()]
         if buffer.is_sparse:  # Such a bucket has one parameter.
             self.counters.uncompressed_bytes += byte_count(buffer)
-            part = self._packer.uncompressed([buffer], buffer.dtype, buffer, size)
-            packed.parts.append(part)
+            run = self._packer.uncompressed([buffer], buffer.dtype, buffer, size)
+            packed.runs.append(run)
         else:
             rows = bucket.gradients()
             if slots[0].parameter.is_complex():

@@ -9,10 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_compress.process_group.agreement import compare_in_turn, line_of, make_line
+from hvd_compress.process_group.agreement import (
+    Comparisons,
+    known_comparisons,
+    make_comparisons,
+)
 from hvd_compress.process_group.collectives import Over
 from hvd_compress.process_group.device_collectives import meeting_place
-from hvd_compress.process_group.launcher import Launcher, Line
+from hvd_compress.process_group.driver import Driver
 from hvd_compress.process_group.ranks import GroupRanks
 from hvd_compress.process_group.step import Bucket, Step
 from hvd_compress.ranks.errors import ExchangeError
@@ -38,7 +42,7 @@ class CallRanks(GroupRanks):
     def move(self, process_group: dist.ProcessGroup | None) -> None:
         """Begins anew in another process group, which :meth:`join` then joins."""
         self.process_group = process_group
-        self.comparisons: Line | None = None
+        self.comparisons: Comparisons | None = None
         self._calls = self.drops = 0
 
     @property
@@ -73,23 +77,23 @@ class CallRanks(GroupRanks):
         """
         if self.comparisons is None:
             self.connect(device or meeting_place(self.process_group))
-            self.comparisons = line_of(self.collectives) or Line(self.collectives)
+            self.comparisons = known_comparisons(self.collectives) or Comparisons(self.collectives)
             return True
-        # Another compressor among these ranks may have made the line.
-        self.comparisons = line_of(self.collectives) or self.comparisons
-        if self._launcher is None and first and device is not None and device != self.device:
+        # Another compressor among these ranks may have made them.
+        self.comparisons = known_comparisons(self.collectives) or self.comparisons
+        if self._driver is None and first and device is not None and device != self.device:
             self.connect(device)  # Earlier calls have failed, perhaps without a tensor.
             return True
         return False
 
     @property
-    def launcher(self) -> Launcher:
-        """The launcher, in groups of its own; every rank makes it when all ranks agree."""
-        if self._launcher is None:
-            self.comparisons = make_line(self.collectives)
+    def driver(self) -> Driver:
+        """The driver, in groups of its own; every rank makes it when all ranks agree."""
+        if self._driver is None:
+            self.comparisons = make_comparisons(self.collectives)
             ranks = self.collectives.among(range(self.group.size))
-            self._launcher = Launcher(ranks, self.group)
-        return self._launcher
+            self._driver = Driver(ranks, self.group)
+        return self._driver
 
     def forget_agreement(self) -> None:
         """Does nothing: every call compares."""
@@ -105,10 +109,10 @@ class CallRanks(GroupRanks):
         counted = {"calls before": self._calls, "calls of drop_step": self.drops}
         self._calls += 1
         if over is not None:
-            compare_in_turn(self.comparisons, {**settings, **counted}, over)
+            self.comparisons.start({**settings, **counted}, over)
             return
         answers: SimpleQueue[Exception | None] = SimpleQueue()
-        compare_in_turn(self.comparisons, {**settings, **counted}, answers.put)
+        self.comparisons.start({**settings, **counted}, answers.put)
         error = answers.get()
         if error is not None:
             raise error
@@ -125,15 +129,15 @@ class CallRanks(GroupRanks):
 
         Args:
             bucket: the bucket.
-            exchanges: see :meth:`.Launcher.prepare`. With new ones, this method waits for the other ranks.
+            exchanges: see :meth:`.Driver.prepare`. With new ones, this method waits for the other ranks.
             settings: the settings that the ranks compare.
         """
-        if self._launcher is not None and exchanges <= self._launcher.prepared:
+        if self._driver is not None and exchanges <= self._driver.prepared:
             self.compare(settings, lambda error: self._go(bucket, error))
             return
         self.compare(settings)
         self.finish()
-        self.launcher.prepare(exchanges)
+        self.driver.prepare(exchanges)
         self._go(bucket, None)
 
     def finish(self) -> None:
@@ -144,7 +148,7 @@ class CallRanks(GroupRanks):
 
     def close(self) -> None:
         """Closes the connections to the other ranks."""
-        for one in (self.comparisons, self._launcher):
+        for one in (self.comparisons, self._driver):
             if one is not None:
                 one.close()
 
@@ -153,6 +157,6 @@ class CallRanks(GroupRanks):
         try:
             if error is not None:
                 raise error
-            Step(self.collectives, self.launcher).send_alone(bucket)
+            Step(self.collectives, self.driver).send_alone(bucket)
         except Exception as problem:
             bucket.resolve(problem)

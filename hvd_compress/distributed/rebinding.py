@@ -20,7 +20,7 @@ from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import begin_with, own_part, restore, snapshot, unsent
 from hvd_compress.engine.state_checks import check
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.process_group.agreement import forget_line
+from hvd_compress.process_group.agreement import forget_comparisons
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
 from hvd_compress.process_group.device_collectives import collectives_of
@@ -233,7 +233,7 @@ class RebindingCompressor(ProcessGroupCompressor):
         self._join()
         self._ranks.joined = True
         self._came_from = ranks.size
-        forget_line(ranks)
+        forget_comparisons(ranks)
         self._norms = norms
         self._keys.routed.clear()
         self._members = [one.member for one in told]

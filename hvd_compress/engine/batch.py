@@ -11,9 +11,9 @@ import torch
 from hvd_compress.engine import packing
 from hvd_compress.engine.executors import Columns, keep_from_reuse
 from hvd_compress.engine.failures import explained
-from hvd_compress.engine.pending import Content, phase
 from hvd_compress.engine.plan import BucketPlan, BucketResiduals, Table
 from hvd_compress.engine.residuals import transpose, transpose_back
+from hvd_compress.engine.run import Content, phase
 from hvd_compress.engine.uncompressed import all_finite
 from hvd_compress.exchanges.comm import Comm, Sending
 from hvd_compress.exchanges.layout import USED, Piece

@@ -13,10 +13,12 @@ from hvd_compress.engine.cold_start import cold_start
 from hvd_compress.engine.levels import LevelBatch
 from hvd_compress.engine.low_rank import LowRankBatch
 from hvd_compress.engine.plan import BucketPlan, Common
+from hvd_compress.engine.run import Run
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.comm import Comm, Exchanging
 from hvd_compress.exchanges.packing import Length, describe
 from hvd_compress.exchanges.registry import EXCHANGES
+from hvd_compress.ranks.counters import Counters
 
 _MOST_PLANS = 256
 """The most plans to keep: with other gradients missing in each step, their number would be unlimited."""
@@ -97,6 +99,31 @@ class Batches:
             return batch, cold_start(batch, self.comm)
         sent = _SENT_AS.get(plan.exchange, _payloads)(batch)
         return batch, EXCHANGES[plan.exchange].run(sent, self.comm)
+
+    def begin(
+        self,
+        slots: Sequence[Slot],
+        gradients: Sequence[torch.Tensor],
+        used: Sequence[bool],
+        counters: Counters,
+        *,
+        encoded: bool = True,
+        name: str = "",
+        number: int = 0,
+    ) -> Run:
+        """Encodes one bucket, and begins its exchange.
+
+        Args:
+            slots, gradients, used, encoded: see :meth:`make`.
+            counters: the counters, to which the encoding is added.
+            name, number: see :class:`Run`.
+        """
+        batch, exchanging = self.make(slots, gradients, used, encoded=encoded)
+        exchange = EXCHANGES[batch.plan.exchange]
+        remainders = exchange.remainders if batch.plan.packed else ()
+        run = Run(exchanging, batch, exchange.stages, remainders, name=name, number=number)
+        batch.count_encoding(counters)
+        return run
 
 
 def _payloads(batch: Batch) -> Batch:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from hvd_compress.engine.executors import keep_from_reuse
-from hvd_compress.engine.pending import Content
+from hvd_compress.engine.run import Content
 from hvd_compress.exchanges import uncompressed
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.engine.pending import phase
+from hvd_compress.engine.run import phase
 from hvd_compress.exchanges.comm import Collective
 from hvd_compress.exchanges.routing import Route, check_feedback
 from hvd_compress.fsdp.collective import CompressedCollective

@@ -297,11 +297,11 @@ class Compressor(ProcessGroupCompressor):
         )
         assert ranks.step is not None
         ranks.step.add(bucket)
-        ranks.launcher.catch_up()
+        ranks.driver.catch_up()
         bucket.future.wait()
-        for part in bucket.parts:
-            if isinstance(part.pending.content, Batch):
-                self._uneven.append(part.pending.content.uneven())
+        for run in bucket.runs:
+            if isinstance(run.content, Batch):
+                self._uneven.append(run.content.uneven())
         for marks in self._marks:
             self._uneven.append((marks != 0).all(0).any())
 

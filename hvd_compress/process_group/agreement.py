@@ -6,20 +6,20 @@ import hashlib
 import json
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from hvd_compress.engine.run import Content, Run
+from hvd_compress.exchanges.comm import Comm, Group, Scope, Sending
 from hvd_compress.process_group.collectives import Collectives, Over, contents, message
-from hvd_compress.process_group.launcher import Line
+from hvd_compress.process_group.driver import Driver
 from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import explained
 from hvd_compress.ranks.values import check_lengths, deserialize
 
 _LENGTH_BYTES = _NAME_BYTES = 8
-
+_STAGES: tuple[Scope, Scope] = "all", "all"
 
 _NOTE = (
     "Not all ranks have compared their settings before the first exchange: one of them has ended, or "
@@ -49,10 +49,9 @@ class Agreement:
         self, collectives: Collectives, configuration: dict[str, Any], name: str | None = None
     ) -> None:
         self._collectives = collectives
-        self._content = _serialize(configuration)
         proposed = os.urandom(_NAME_BYTES) if name is None else bytes.fromhex(name)
-        digest = _digest(self._content, collectives.meeting, proposed)
-        self._digests, self._work = collectives.all_gather(digest)
+        self._comparing = _compare(collectives, configuration, proposed)
+        self._result, self._work = collectives.start(next(self._comparing))
 
     def settle(self) -> None:
         """Waits for the other ranks.
@@ -62,115 +61,99 @@ class Agreement:
         """
         with explained(_NOTE):
             self._work.wait()
-        self.name = bytes(self._digests[0, -_NAME_BYTES:].tolist()).hex()
-        lengths = _lengths_if_different(self._digests[:, :-_NAME_BYTES])
-        if lengths:
-            padded = message(self._content, max(lengths), self._collectives.meeting)
-            told, work = self._collectives.all_gather(padded)
+        try:
+            result, work = self._collectives.start(self._comparing.send(self._result))
             work.wait()
-            _check(told, lengths)
+            self._comparing.send(result)
+        except StopIteration as end:
+            self.name = bytes(end.value[0, -_NAME_BYTES:].tolist()).hex()
 
 
-def compare_in_turn(line: Line, configuration: dict[str, Any], over: Over) -> None:
-    """The same comparison in the order of launch tickets, without waiting; more comparisons may follow.
+def _compare(collectives: Collectives, configuration: dict[str, Any], name: bytes = b"") -> Sending:
+    """Compares configurations; returns the ranks' digests, followed by names of the same length."""
+    content = json.dumps(configuration, sort_keys=True).encode()
+    length = len(content).to_bytes(_LENGTH_BYTES, "little")
+    digest = length + hashlib.sha256(content).digest()
+    comm = Comm(Group(collectives.rank, collectives.size))
+    own = digest + name
+    digests = yield comm.all_gather(message(own, len(own), collectives.meeting))
+    rows = [bytes(row.tolist()) for row in digests[:, : len(digest)]]
+    if len(set(rows)) > 1:
+        lengths = [int.from_bytes(row[:_LENGTH_BYTES], "little") for row in rows]
+        check_lengths(lengths)
+        told = yield comm.all_gather(message(content, max(lengths), collectives.meeting))
+        agreement.compare(deserialize(contents(told, lengths)))
+        raise AssertionError("expected a setting that differs, as digests do, got none")
+    return digests
 
-    The next comparison in the line starts when this one has ended and ``over`` has returned.
+
+class Comparisons:
+    """Comparisons one after the other, without waiting.
+
+    A comparison starts when the one before has ended and its ``over`` has returned. All ranks start them in
+    the same order.
 
     Args:
-        line: a line that carries only comparisons; all ranks take its tickets in the same order.
-        configuration: this rank's configuration, JSON-serializable.
-        over: a function that any thread calls once, with None, or on every rank with an
-            :class:`ExchangeError` that names the difference.
+        collectives: the ranks, in a process group that carries nothing else while comparisons run.
     """
-    content = _serialize(configuration)
-    asked, told = line.ticket(), line.ticket()
 
-    def end(error: Exception | None) -> None:
-        over(error)
-        told.end(error)
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        group = Group(collectives.rank, collectives.size)
+        self._driver = Driver(collectives, group, stages=len(_STAGES))
 
-    def gather(
-        ranks: Collectives, sent: torch.Tensor, then: Callable[[torch.Tensor], None]
-    ) -> None:
-        rows, work = ranks.all_gather(sent)
+    def start(self, configuration: dict[str, Any], over: Over) -> None:
+        """Starts the next comparison.
 
-        def arrived(error: Exception | None) -> None:
-            try:
-                if error is not None:
-                    raise error
-                then(rows)
-            except Exception as problem:
-                end(problem)
+        Args:
+            configuration: this rank's configuration, JSON-serializable.
+            over: a function that any thread calls once, with None, or on every rank with an
+                :class:`ExchangeError` that names the difference.
+        """
 
-        ranks.when_over(work, arrived)
+        def comparing() -> Sending:
+            yield from _compare(self._collectives, configuration)
+            over(None)
 
-    def compare(digests: torch.Tensor) -> None:
-        lengths = _lengths_if_different(digests)
-        if not lengths:
-            end(None)
-            return
+        def failed(error: Exception | None) -> None:
+            if error is not None:
+                over(error)
 
-        def tell(ranks: Collectives) -> None:
-            padded = message(content, max(lengths), ranks.meeting)
-            gather(ranks, padded, lambda rows: _check(rows, lengths))
+        self._driver.submit(Run(comparing(), Content(deferred=False), _STAGES), failed)
 
-        told.start(tell, end)
-
-    asked.start(lambda ranks: gather(ranks, _digest(content, ranks.meeting), compare), end)
+    def close(self) -> None:
+        """Closes this rank's connections in the process group."""
+        self._driver.close()
 
 
-_lines: weakref.WeakKeyDictionary[dist.ProcessGroup, Line] = weakref.WeakKeyDictionary()
-"""The line of the comparisons among the ranks of a process group, by this group."""
+_comparisons: weakref.WeakKeyDictionary[dist.ProcessGroup, Comparisons] = (
+    weakref.WeakKeyDictionary()
+)
+"""The comparisons among the ranks of a process group, by this group."""
 
 
-def line_of(collectives: Collectives) -> Line | None:
-    """The line that :func:`make_line` has made in a group of its own among the same ranks, or None."""
-    return _lines.get(collectives.group) if type(collectives) is Collectives else None
+def known_comparisons(collectives: Collectives) -> Comparisons | None:
+    """What :func:`make_comparisons` has made in a group of its own among the same ranks, or None."""
+    return _comparisons.get(collectives.group) if type(collectives) is Collectives else None
 
 
-def make_line(collectives: Collectives) -> Line:
-    """Makes the line for all comparisons among some ranks, in a process group of its own.
+def make_comparisons(collectives: Collectives) -> Comparisons:
+    """Makes the comparisons among some ranks, in a process group of their own.
 
     The thread of the process group starts comparisons that had to wait for their turn. In the script's own
     group, they would get between its collectives, at a place that depends on time. On devices, the caller's
     thread starts them, so that they stay in the given group.
 
-    Every rank calls it; waits for the other ranks. Later calls return the same line.
+    Every rank calls it; waits for the other ranks. Later calls return the same object.
     """
-    made = line_of(collectives)
+    made = known_comparisons(collectives)
     if made is None:
-        made = Line(collectives.among(range(collectives.size)))
+        made = Comparisons(collectives.among(range(collectives.size)))
         if type(collectives) is Collectives:
-            _lines[collectives.group] = made
+            _comparisons[collectives.group] = made
     return made
 
 
-def forget_line(collectives: Collectives) -> None:
-    """Forgets a line that may be lost, so that :func:`make_line` makes another; every rank calls it."""
-    _lines.pop(collectives.group, None)
-
-
-def _serialize(configuration: dict[str, Any]) -> bytes:
-    return json.dumps(configuration, sort_keys=True).encode()
-
-
-def _digest(content: bytes, device: torch.device, name: bytes = b"") -> torch.Tensor:
-    length = len(content).to_bytes(_LENGTH_BYTES, "little")
-    digest = length + hashlib.sha256(content).digest() + name
-    return message(digest, len(digest), device)
-
-
-def _lengths_if_different(digests: torch.Tensor) -> list[int]:
-    """The lengths of the ranks' configurations, or an empty list if these are the same."""
-    rows = [bytes(row.tolist()) for row in digests]
-    if len(set(rows)) == 1:
-        return []
-    lengths = [int.from_bytes(row[:_LENGTH_BYTES], "little") for row in rows]
-    check_lengths(lengths)
-    return lengths
-
-
-def _check(told: torch.Tensor, lengths: Sequence[int]) -> NoReturn:
-    """Raises an :class:`ExchangeError` that names the difference between the configurations."""
-    agreement.compare(deserialize(contents(told, lengths)))
-    raise AssertionError("expected a setting that differs, as digests do, got none")
+def forget_comparisons(collectives: Collectives) -> None:
+    """Forgets comparisons whose order may be lost; every rank calls it."""
+    _comparisons.pop(collectives.group, None)

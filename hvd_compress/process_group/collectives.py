@@ -75,7 +75,8 @@ class Collectives:
         """
         message = collective.message
         if collective.kind == "all_gather":
-            return Collectives.all_gather(self, message)
+            rows = message.new_empty((self.size, message.numel()))
+            return rows, _all_gather(rows.view(-1), message, group=self._group, async_op=True)
         if collective.kind == "all_reduce":
             op = dist.ReduceOp.SUM if collective.op == "sum" else dist.ReduceOp.MAX
             return message, dist.all_reduce(message, op, group=self._group, async_op=True)
@@ -97,8 +98,7 @@ class Collectives:
         Returns:
             The tensor for the ranks' messages, shape=(ranks, n), and the work to wait for.
         """
-        rows = message.new_empty((self.size, message.numel()))
-        return rows, _all_gather(rows.view(-1), message, group=self._group, async_op=True)
+        return self.start(Collective("all_gather", message, self.size, self.rank, "all"))
 
     def gather_numbers(self, *numbers: int) -> list[list[int]]:
         """Every rank's numbers, by rank; as many on every rank. Waits for them."""

@@ -150,7 +150,7 @@ class ProcessGroupCompressor(CompressorBase):
         asked = Agreement(ranks.collectives, self._configuration()) if asks else None
         return Step(
             ranks.collectives,
-            ranks.launcher,
+            ranks.driver,
             asked,
             lambda: ranks.prepare(self._slots),
             lambda buckets: count(buckets, self.counters),
@@ -161,5 +161,5 @@ class ProcessGroupCompressor(CompressorBase):
 def count(buckets: Iterable[Bucket], counters: Counters) -> None:
     """Adds the traffic of buckets whose results have arrived to the counters."""
     for bucket in buckets:
-        for part in bucket.parts:
-            part.pending.content.count(counters)
+        for run in bucket.runs:
+            run.content.count(counters)

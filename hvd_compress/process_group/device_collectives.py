@@ -87,16 +87,10 @@ class InStream(Collectives):
     def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
         """Starts a collective, and keeps its tensors until the side stream is done with them."""
         result, work = super().start(collective)
-        # Only the side stream waits for the collective: when what was sent may be reused is known there.
-        self._side.takes(collective.message, result)
+        if result.device.type != "cpu":
+            # Only the side stream waits for the collective: it knows when what was sent may be reused.
+            self._side.takes(collective.message, result)
         return result, work
-
-    def all_gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
-        """Starts an all_gather, and keeps its tensors until the side stream is done with them."""
-        rows, work = super().all_gather(message)
-        if message.device.type != "cpu":
-            self._side.takes(message, rows)
-        return rows, work
 
     def among(self, ranks: Sequence[int]) -> Collectives:
         """See :meth:`Collectives.among`; the same ranks have one process group for all rounds."""
@@ -144,16 +138,11 @@ class ThroughHost(InStream):
         return True
 
     def start(self, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
-        """Starts a collective of messages in CPU memory; the work copies the result to the device."""
+        """Starts a collective of messages in CPU memory; the work copies the result to their device."""
         on_host = dataclasses.replace(collective, message=collective.message.cpu())
-        return self._landing(*Collectives.start(self, on_host))
-
-    def all_gather(self, message: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
-        """Starts an all_gather of messages in CPU memory; the work copies the rows to the device."""
-        gathered = Collectives.all_gather(self, message.cpu())
-        return gathered if message.device.type == "cpu" else self._landing(*gathered)
-
-    def _landing(self, received: torch.Tensor, work: dist.Work) -> tuple[torch.Tensor, dist.Work]:
+        received, work = Collectives.start(self, on_host)
+        if collective.message.device.type == "cpu":
+            return received, work
         there = torch.empty_like(received, device=self.device)
         self._side.takes(there)
         # Held until gloo's thread is done with it.

@@ -16,7 +16,7 @@ from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET
 from hvd_compress.engine.executors import CUDA_KERNELS, Executors, keep_from_reuse
 from hvd_compress.engine.failures import explained
-from hvd_compress.engine.pending import phase
+from hvd_compress.engine.run import phase
 from hvd_compress.exchanges.comm import Collective
 from hvd_compress.exchanges.limits import check_gather
 from hvd_compress.exchanges.routing import ENCODABLE

@@ -1,4 +1,4 @@
-"""Packs the tensors of a bucket into the parts that are sent."""
+"""Packs the tensors of a bucket, and begins their exchanges."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import torch
 
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import CUDA_KERNELS
-from hvd_compress.engine.pending import Pending
 from hvd_compress.engine.residuals import Changes
 from hvd_compress.engine.routes import Routes, sent_dtype
+from hvd_compress.engine.run import Run
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.uncompressed import Uncompressed
-from hvd_compress.exchanges.registry import EXCHANGES
-from hvd_compress.process_group.launcher import Part
 from hvd_compress.process_group.step import Bucket
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
@@ -49,10 +47,10 @@ class Packer:
         buffer: torch.Tensor | None = None,
         beside: Callable[[list[torch.Tensor]], torch.Tensor] | None = None,
     ) -> None:
-        """Encodes a bucket's tensors, and adds the parts that are sent to the bucket.
+        """Encodes a bucket's tensors, and adds their exchanges to the bucket.
 
         Args:
-            bucket: a bucket without parts.
+            bucket: a bucket without exchanges.
             tensors: the tensors.
             counters: the counters, to which the encoding is added.
             unused: the indexes of the slots for which this rank has no gradient of its own, and sends zeros
@@ -82,12 +80,12 @@ class Packer:
                 key = slot.route.kind, warming_up, tensor.dtype
                 encoded.setdefault(key, []).append((slot, tensor))
         for (_, warming_up, _), pairs in encoded.items():
-            bucket.parts.append(self._encode(pairs, unused, counters, encoded=not warming_up))
+            bucket.runs.append(self._encode(pairs, unused, counters, encoded=not warming_up))
         # For an average, each rank adds its share: in half precision, a sum might overflow.
         divisor = 1 if bucket.scale == 1 else common.group.size
         for dtype, rows in uncompressed.items():
             rows = rows if beside is None else [*rows, beside(rows)]
-            bucket.parts.append(self.uncompressed(rows, dtype, buffer, divisor))
+            bucket.runs.append(self.uncompressed(rows, dtype, buffer, divisor))
 
     def uncompressed(
         self,
@@ -95,13 +93,13 @@ class Packer:
         dtype: torch.dtype,
         buffer: torch.Tensor | None,
         divisor: int,
-    ) -> Part:
+    ) -> Run:
         """Tensors that are sent in a dtype, divided by a number; for ``buffer``, see :meth:`pack`."""
         whole = buffer is not None and sum(row.numel() for row in rows) == buffer.numel()
         content = Uncompressed(
             rows, dtype, buffer=buffer if whole else None, divisor=divisor, deferred=self.deferred
         )
-        return Part(Pending("", 0, content.exchange(self._batches.comm), content), ("all",))
+        return Run(content.exchange(self._batches.comm), content)
 
     @cached_property
     def deferred(self) -> bool:
@@ -124,15 +122,11 @@ class Packer:
         counters: Counters,
         *,
         encoded: bool,
-    ) -> Part:
+    ) -> Run:
         slots = [slot for slot, _ in pairs]
         used = [slot.index not in unused for slot in slots]
         tensors = [tensor for _, tensor in pairs]
-        batch, exchanging = self._batches.make(slots, tensors, used, encoded=encoded)
-        batch.count_encoding(counters)
-        exchange = EXCHANGES[batch.plan.exchange]
-        remainders = exchange.remainders if batch.plan.packed else ()
-        return Part(Pending("", 0, exchanging, batch), exchange.stages, remainders)
+        return self._batches.begin(slots, tensors, used, counters, encoded=encoded)
 
     def _check_device(self, slot: Slot, tensor: torch.Tensor) -> None:
         if tensor.device != self._device:

@@ -18,8 +18,8 @@ from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.process_group.driver import Driver
 from hvd_compress.process_group.environment import Place, find_place, ranks_of_job
-from hvd_compress.process_group.launcher import Launcher
 from hvd_compress.process_group.private import is_unregistered, timeout_of
 from hvd_compress.process_group.rendezvous import Rendezvous
 from hvd_compress.process_group.step import Step
@@ -53,7 +53,7 @@ class GroupRanks(Ranks):
         self.origin: tuple[int, int] | None = None
         # None while the ranks have to compare their configurations before a step.
         self._rendezvous: Rendezvous | None = None
-        self._launcher: Launcher | None = None
+        self._driver: Driver | None = None
 
     def expect_default(self, call: str) -> None:
         """Raises ``TypeError`` unless the ranks are those of the default process group."""
@@ -82,7 +82,7 @@ class GroupRanks(Ranks):
         self._place = find_place() if hierarchical and whole else None
         local = 1 if self._place is None else self._place.local
         self.group = Group(ranks.rank, ranks.size, Hosts(ranks.size, local))
-        self._launcher = None
+        self._driver = None
 
     def expect_origin(self, slots: Iterable[Slot]) -> None:
         """Raises ``ExchangeError`` if a copy has another rank's residuals."""
@@ -95,11 +95,11 @@ class GroupRanks(Ranks):
             )
 
     @property
-    def launcher(self) -> Launcher:
-        """The launcher of the collectives, made at its first use."""
-        if self._launcher is None:
-            self._launcher = Launcher(self.collectives, self.group)
-        return self._launcher
+    def driver(self) -> Driver:
+        """The driver of the exchanges, made at its first use."""
+        if self._driver is None:
+            self._driver = Driver(self.collectives, self.group)
+        return self._driver
 
     @property
     def busy(self) -> bool:
@@ -112,8 +112,8 @@ class GroupRanks(Ranks):
         return self._rendezvous is not None
 
     def prepare(self, slots: Iterable[Slot]) -> None:
-        """Prepares the launcher for the routes of slots; every rank calls it, and waits for the others."""
-        self.launcher.prepare(exchanges_of(slots))
+        """Prepares the driver for the routes of slots; every rank calls it, and waits for the others."""
+        self.driver.prepare(exchanges_of(slots))
 
     def begin_step(self) -> None:
         """Called before a step's first gradient."""

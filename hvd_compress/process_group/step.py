@@ -12,9 +12,10 @@ import torch
 
 from hvd_compress.engine.batch import judge
 from hvd_compress.engine.residuals import Changes
+from hvd_compress.engine.run import Run
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
-from hvd_compress.process_group.launcher import Launcher, Part
+from hvd_compress.process_group.driver import Driver
 from hvd_compress.process_group.private import fail
 
 
@@ -26,9 +27,9 @@ class Bucket:
         result: the result of :attr:`future`: the tensors, over which the averages or sums are written.
         device: the device of the tensors.
         scale: a factor on the ranks' sums.
-        parts: the parts that are sent.
-        changes: the changes of residuals other than those of the parts.
-        waiting: the number of parts whose results have not arrived yet.
+        runs: the exchanges of the tensors.
+        changes: the changes of residuals other than those of the runs.
+        waiting: the number of runs whose results have not arrived yet.
         held: whether residuals are settled by the code that waits for the results, and not when the last
             result arrives.
         dropped: with ``held``, the argument for :meth:`settle`.
@@ -38,7 +39,7 @@ class Bucket:
     result: Any
     device: torch.device
     scale: float
-    parts: list[Part] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)
     waiting: int = 0
     held: bool = False
@@ -52,8 +53,8 @@ class Bucket:
 
     def write(self) -> None:
         """Overwrites the tensors with :attr:`scale` times the sums of the ranks' tensors."""
-        for part in self.parts:
-            part.pending.content.write(self.scale)
+        for run in self.runs:
+            run.content.write(self.scale)
 
     def judge(self, dropped: bool | torch.Tensor) -> None:
         """Records whether the step is dropped, and settles residuals unless they are held."""
@@ -64,8 +65,8 @@ class Bucket:
     def settle(self, dropped: bool | torch.Tensor) -> None:
         """Keeps or discards the next residuals; see :meth:`Batch.settle`."""
         self.changes.settle(dropped)
-        for part in self.parts:
-            part.pending.content.settle(dropped)
+        for run in self.runs:
+            run.content.settle(dropped)
 
     def resolve(self, error: Exception | None = None) -> None:
         """Completes the future, unless it is complete."""
@@ -95,7 +96,7 @@ class Step:
 
     Args:
         collectives: the collectives among the ranks.
-        launcher: the launcher that starts the buckets' collectives.
+        driver: starts the buckets' collectives.
         agreement: a comparison in progress, or None; until it is settled, nothing is sent, because ranks
             with different configurations would mix up each other's messages.
         prepare: a function that every rank calls when the ranks agree, before anything is sent, and that
@@ -114,14 +115,14 @@ class Step:
     def __init__(
         self,
         collectives: Collectives,
-        launcher: Launcher,
+        driver: Driver,
         agreement: Agreement | None = None,
         prepare: Callable[[], None] | None = None,
         settled: Callable[[Sequence[Bucket]], None] | None = None,
         anywhere: Callable[[bool | torch.Tensor], bool | torch.Tensor] | None = None,
     ) -> None:
         self._collectives = collectives
-        self._launcher = launcher
+        self._driver = driver
         self.agreement = agreement
         self._prepare = prepare
         self._settled = settled
@@ -164,7 +165,7 @@ class Step:
                 self._prepare()
             for bucket in self._buckets:
                 self._send(bucket, lags=True)
-        self._launcher.catch_up()
+        self._driver.catch_up()
         with self._collectives.behind():
             self._count_off()
         if self._error is not None:
@@ -176,15 +177,15 @@ class Step:
             bucket.future.wait()
 
     def _send(self, bucket: Bucket, *, lags: bool) -> None:
-        bucket.waiting = len(bucket.parts)
+        bucket.waiting = len(bucket.runs)
         with self._lock:
             self._outstanding += 1
-        if not bucket.parts:
+        if not bucket.runs:
             with self._collectives.behind():
                 self._finish(bucket)
-        with self._launcher.turn():
-            for part in bucket.parts:
-                self._launcher.submit(part, lambda error: self._returned(bucket, error), lags=lags)
+        with self._driver.turn():
+            for run in bucket.runs:
+                self._driver.submit(run, lambda error: self._returned(bucket, error), lags=lags)
 
     def _returned(self, bucket: Bucket, error: Exception | None) -> None:
         # Called by a process group's thread, or at once where a collective is over already.
@@ -212,7 +213,7 @@ class Step:
             self._outstanding -= 1
             over = self._outstanding == 0
         if over:
-            contents = [part.pending.content for bucket in self._buckets for part in bucket.parts]
+            contents = [run.content for bucket in self._buckets for run in bucket.runs]
             dropped = judge(contents)
             if self._anywhere is not None:
                 dropped = self._anywhere(dropped)

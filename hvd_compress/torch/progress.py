@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator
 
-from hvd_compress.engine.pending import Pending, phase
+from hvd_compress.engine.run import Run, phase
 from hvd_compress.ranks import threads
 from hvd_compress.torch.collectives import Handle, HorovodCollectives
 
@@ -35,20 +35,19 @@ class Poller:
         self._state = _ProgressState(collectives)
         self._thread: threading.Thread | None = None
 
-    def submit(self, pending: Pending, stages: int) -> None:
+    def submit(self, run: Run) -> None:
         """Starts an exchange's first collective, and returns at once.
 
         Args:
-            pending: the exchange.
-            stages: the number of collectives in the exchange.
+            run: the exchange.
         """
-        self._state.submit(pending)
-        if stages > 1 and self._thread is None:
+        self._state.submit(run)
+        if len(run.stages) > 1 and self._thread is None:
             close = self._state.close
             self._thread = threads.start(self._state.serve, close, name="hvd_compress progress")
             weakref.finalize(self, close).atexit = False  # Then it ends with the other threads.
 
-    def finish(self) -> Iterator[Pending]:
+    def finish(self) -> Iterator[Run]:
         """Yields every submitted exchange as soon as it has ended or failed."""
         return self._state.finish()
 
@@ -59,14 +58,14 @@ class _ProgressState:
     def __init__(self, collectives: HorovodCollectives) -> None:
         self._collectives = collectives
         self._changed = threading.Condition()
-        self._under_way: dict[Pending, Handle] = {}
-        self._over: list[Pending] = []
+        self._under_way: dict[Run, Handle] = {}
+        self._over: list[Run] = []
         self._working = 0
         self._finishing = self._closed = False
 
-    def submit(self, pending: Pending) -> None:
+    def submit(self, run: Run) -> None:
         with self._changed:
-            self._start(pending)
+            self._start(run)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -92,7 +91,7 @@ class _ProgressState:
                 self._resume(*taken)
                 pause = _SHORTEST_PAUSE
 
-    def finish(self) -> Iterator[Pending]:
+    def finish(self) -> Iterator[Run]:
         with self._changed:
             self._finishing = True
         try:
@@ -115,33 +114,33 @@ class _ProgressState:
                 self._finishing = False
                 self._changed.notify_all()
 
-    def _take(self, pending: Pending) -> tuple[Pending, Handle]:
+    def _take(self, run: Run) -> tuple[Run, Handle]:
         self._working += 1
-        return pending, self._under_way.pop(pending)
+        return run, self._under_way.pop(run)
 
-    def _resume(self, pending: Pending, handle: Handle) -> None:
+    def _resume(self, run: Run, handle: Handle) -> None:
         # Without the lock: an owner's work takes long, and hooks must be able to submit meanwhile.
         try:
             result = handle.wait()
         except Exception as error:
-            pending.fail(error)
+            run.fail(error)
         else:
-            pending.resume(result)
+            run.resume(result)
         with self._changed:
-            self._start(pending)
+            self._start(run)
             self._working -= 1
             self._changed.notify_all()
 
-    def _start(self, pending: Pending) -> None:
-        if pending.request is not None:
+    def _start(self, run: Run) -> None:
+        if run.request is not None:
             try:
                 with phase("send"):
-                    handle = self._collectives.start(pending.request, pending.label)
-                self._under_way[pending] = handle
+                    handle = self._collectives.start(run.request, run.label)
+                self._under_way[run] = handle
                 return
             except Exception as error:
-                pending.fail(error)
-        self._over.append(pending)
+                run.fail(error)
+        self._over.append(run)
 
 
 def _is_over(handle: Handle) -> bool:

@@ -14,12 +14,11 @@ from hvd_compress.codecs import PayloadError
 from hvd_compress.engine.autograd import after_backward
 from hvd_compress.engine.batch import Batch, judge
 from hvd_compress.engine.batches import Batches
-from hvd_compress.engine.pending import Content, Pending
+from hvd_compress.engine.run import Content, Run
 from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges import buckets
 from hvd_compress.exchanges.hosts import Hosts
-from hvd_compress.exchanges.registry import EXCHANGES
 from hvd_compress.ranks import token
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
@@ -81,7 +80,7 @@ class HorovodStep:
         self._participation = Participation(collectives, configuration, self._prepare)
         self._progress = Poller(collectives)
         self._buckets = Buckets()
-        self._held: list[Pending] = []
+        self._held: list[Run] = []
         self._encoded = False
         # By token and participation check, which are the same in most steps.
         self._scales: dict[tuple[float, ...], float] = {}
@@ -211,16 +210,16 @@ class HorovodStep:
         written: list[Content] = []
         errors: list[Exception] = []
         altered, sent = True, True
-        for pending in self._progress.finish():
-            content = pending.content
+        for run in self._progress.finish():
+            content = run.content
             try:
-                if pending.error is not None:
-                    raise pending.error
+                if run.error is not None:
+                    raise run.error
                 content.write(scale)
                 written.append(content)
             except Exception as error:
                 errors.append(error)
-                sent = sent and pending.error is None
+                sent = sent and run.error is None
                 altered = altered and isinstance(error, PayloadError) and content.error is None
         self._encoded = False
         if errors:
@@ -239,34 +238,32 @@ class HorovodStep:
             self._buckets.plan(arrived)
 
     def _send(self, bucket: HorovodBucket, counters: Counters) -> None:
-        for encoded, named in ((True, bucket.name), (False, f"{bucket.name} cold")):
+        for encoded, name in ((True, bucket.name), (False, f"{bucket.name} cold")):
             slots, gradients = bucket.sorted(lambda slot: (slot in self._cold) != encoded)  # noqa: B023
             if not slots:
                 continue
             used = [slot not in self._idle for slot in slots]
-            batch, exchanging = self._batches.make(slots, gradients, used, encoded=encoded)
-            self._held.append(Pending(named, bucket.number, exchanging, batch))
-            batch.count_encoding(counters)
+            run = self._batches.begin(
+                slots, gradients, used, counters, encoded=encoded, name=name, number=bucket.number
+            )
+            self._held.append(run)
 
     def _release(self, timeout: float) -> bool:
         if not self._participation.known(timeout):
             return False
         held, self._held = self._held, []
-        for pending in held:
-            batch = pending.content
-            assert isinstance(batch, Batch)
-            if self._participation.complete:
-                self._progress.submit(pending, len(EXCHANGES[batch.plan.exchange].stages))
-            else:
-                self._progress.submit(self._uncompressed(batch, pending), 1)
+        for run in held:
+            self._progress.submit(run if self._participation.complete else self._uncompressed(run))
         return True
 
-    def _uncompressed(self, batch: Batch, pending: Pending) -> Pending:
+    def _uncompressed(self, run: Run) -> Run:
         """A plain sum among the ranks that take part, where some do not, in place of an exchange."""
+        batch = run.content
+        assert isinstance(batch, Batch)
         batch.withdraw()
         content = Uncompressed(batch.gradients, torch.float32, deferred=batch.plan.deferred)
         exchanging = content.exchange(self._batches.comm)
-        plain = Pending(f"{pending.name} uncompressed", pending.number, exchanging, content)
+        plain = Run(exchanging, content, name=f"{run.name} uncompressed", number=run.number)
         if self._batches.common.owner_step is not None:
             names = ", ".join(slot.name for slot in batch.plan.slots)
             plain.fail(

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress.ddp as hvdc
 import hvd_compress.distributed as of_all_reduce
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit, Ternary
-from hvd_compress.engine.pending import Pending
+from hvd_compress.engine.run import Run
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
@@ -170,15 +170,15 @@ def test_a_backward_pass_that_breaks_off() -> None:
 def test_an_altered_payload() -> None:
     ddp, _ = distributed(Probe(SHAPES), OneBit(), ErrorFeedback(), threshold=100)
     exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
-    resume = Pending.resume
+    resume = Run.resume
 
-    def flip_a_bit(pending: Pending, result: torch.Tensor) -> None:
-        assert pending.request is not None
-        if pending.request.kind == "all_gather":
+    def flip_a_bit(run: Run, result: torch.Tensor) -> None:
+        assert run.request is not None
+        if run.request.kind == "all_gather":
             result[1, 100].bitwise_xor_(16)
-        resume(pending, result)
+        resume(run, result)
 
-    Pending.resume = flip_a_bit
+    Run.resume = flip_a_bit
     with pytest.raises(hvdc.PayloadError, match=r"\w: rank 1's payload: expected checksum"):
         exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
 

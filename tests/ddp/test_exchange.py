@@ -287,7 +287,8 @@ def test_collectives_of_a_single_rank() -> None:
     start = Collectives.start
 
     def noted(self: Collectives, collective: Collective) -> Any:
-        started.append(collective.kind)
+        if collective.message.numel() > 48:  # Not a comparison.
+            started.append(collective.kind)
         return start(self, collective)
 
     for name in ("allgather", "two_shot", "hierarchical"):

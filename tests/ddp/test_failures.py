@@ -15,8 +15,8 @@ import hvd_compress.ddp as hvdc
 from hvd_compress import Route
 from hvd_compress.codecs import ECQ, Int8, OneBit
 from hvd_compress.engine.batch import Batch
-from hvd_compress.engine.pending import Pending
-from hvd_compress.process_group.launcher import Ticket
+from hvd_compress.engine.run import Run
+from hvd_compress.process_group.driver import Driver
 from tests import jobs
 from tests.contract.cases import SHAPES, USUAL
 from tests.ddp.probes import distributed, exchange
@@ -58,14 +58,14 @@ def test_a_second_shot_that_cannot_be_started() -> None:
     )
     if dist.get_rank() == 1:
         error = (MemoryError, "on purpose")
-        start = Ticket.start
+        go_on = Driver._go_on
 
-        def starting(ticket: Ticket, begin: Any, over: Any) -> None:
+        def going_on(driver: Driver, course: Any) -> None:
             if threading.current_thread() is not threading.main_thread():
                 raise MemoryError("on purpose")
-            start(ticket, begin, over)
+            go_on(driver, course)
 
-        Ticket.start = starting  # type: ignore[method-assign]
+        Driver._go_on = going_on  # type: ignore[method-assign]
     with pytest.raises(error[0], match=error[1]):
         for step in range(1, 20):  # A first shot may be over before the thread gets to it.
             exchange(ddp, targets(SHAPES, dist.get_rank(), step))
@@ -98,15 +98,15 @@ def test_an_owner_that_fails_between_hosts() -> None:
 def test_a_payload_altered_within_a_host() -> None:
     ddp, _ = _start("hierarchical", bucket_cap_mb=25)
     exchange(ddp, targets(SHAPES, dist.get_rank(), 0))
-    resume = Pending.resume
+    resume = Run.resume
 
-    def flip_a_bit(pending: Pending, result: torch.Tensor) -> None:
-        assert pending.request is not None
-        if dist.get_rank() == 3 and pending.request.scope == "cross":
+    def flip_a_bit(run: Run, result: torch.Tensor) -> None:
+        assert run.request is not None
+        if dist.get_rank() == 3 and run.request.scope == "cross":
             result[0, 40].bitwise_xor_(16)
-        resume(pending, result)
+        resume(run, result)
 
-    Pending.resume = flip_a_bit  # type: ignore[method-assign]
+    Run.resume = flip_a_bit  # type: ignore[method-assign]
     try:
         # Rank 2 gets what rank 3 has passed on; the other host has the bytes as they were.
         if dist.get_rank() < 2:
@@ -116,7 +116,7 @@ def test_a_payload_altered_within_a_host() -> None:
             with pytest.raises(hvdc.PayloadError, match=message):
                 exchange(ddp, targets(SHAPES, dist.get_rank(), 1))
     finally:
-        Pending.resume = resume  # type: ignore[method-assign]
+        Run.resume = resume  # type: ignore[method-assign]
 
 
 @on_ranks(3, launcher="two nodes")

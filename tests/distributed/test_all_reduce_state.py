@@ -16,7 +16,7 @@ import torch.distributed as dist
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import ErrorFeedback, Int8, OneBit
 from hvd_compress.distributed.rebinding import Place, _together
-from hvd_compress.process_group.launcher import Launcher
+from hvd_compress.process_group.driver import Driver
 from tests.contract.cases import FLAT, SHAPES, USUAL
 from tests.distributed.all_reduce import make, reduce, residuals
 from tests.elsewhere import elsewhere
@@ -47,15 +47,15 @@ def test_residuals_that_are_moved_in_memory() -> None:
 @on_ranks(2, launcher="torchrun")
 def test_residuals_are_settled_when_a_call_is_over() -> None:
     """Also where a collective is over before the thread that has started it goes on."""
-    submit = Launcher.submit
+    submit = Driver.submit
 
-    def slowly(launcher: Launcher, *arguments: Any, **options: Any) -> None:
-        submit(launcher, *arguments, **options)
+    def slowly(driver: Driver, *arguments: Any, **options: Any) -> None:
+        submit(driver, *arguments, **options)
         time.sleep(0.05)
 
     compressor = make("allgather")
     simulation = Simulation("allgather", *USUAL["allgather"], SHAPES, 2)
-    with mock.patch.object(Launcher, "submit", slowly):
+    with mock.patch.object(Driver, "submit", slowly):
         for step in range(6):
             everybodys = [targets(SHAPES, rank, step) for rank in range(2)]
             got = reduce(compressor, everybodys[dist.get_rank()])

@@ -12,9 +12,9 @@ import torch
 from hvd_compress.codecs import OneBit
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
-from hvd_compress.engine.pending import Pending
 from hvd_compress.engine.plan import Common
 from hvd_compress.engine.residuals import Holder
+from hvd_compress.engine.run import Run
 from hvd_compress.engine.slots import Slot, slots_of
 from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.routing import Route
@@ -45,7 +45,7 @@ class Rank:
         made = torch.Generator().manual_seed(number)
         gradients = [torch.randn(shape, generator=made) for shape in SHAPES]
         batch, exchanging = self.cache.make(self.slots, gradients)
-        pending = Pending("bucket", 0, exchanging, batch)
+        pending = Run(exchanging, batch, name="bucket")
         assert pending.request is None and pending.error is None
         batch.write(1.0)
         batch.settle(dropped)

@@ -194,7 +194,7 @@ def _altering(here: bool, place: int) -> Iterator[None]:
     start = Collectives.start
 
     def altered(self: Collectives, collective: Collective) -> object:
-        if here:
+        if here and collective.message.numel() > 48:  # Not a comparison.
             collective.message[place] ^= 16
         return start(self, collective)
 

@@ -18,7 +18,7 @@ def test_the_pages_list_the_files_of_a_step(frontend: str) -> None:
     files = set(re.findall(r" \d+  (\w+/[\w/]+\.py)$", printed, re.MULTILINE))
     assert all((jobs.ROOT / "hvd_compress" / file).is_file() for file in files)
     # One from each thread: that of the backward pass, and that in which collectives end.
-    assert {"engine/batch.py", "engine/pending.py", "kernels/cpu_batch.py"} <= files
+    assert {"engine/batch.py", "engine/run.py", "kernels/cpu_batch.py"} <= files
     assert f"{frontend}: {len(files)} files" in printed
     page = jobs.ROOT / "docs" / "architecture" / f"{frontend}.md"
     if page.exists():

@@ -11,8 +11,8 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.engine.batch import Batch, judge
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
-from hvd_compress.engine.pending import Pending
 from hvd_compress.engine.plan import Common
+from hvd_compress.engine.run import Run
 from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.hosts import Hosts
@@ -83,20 +83,20 @@ class Lockstep:
         """
         self.started = [[] for _ in everybodys]
         results = [{name: one.clone() for name, one in mine.items()} for mine in everybodys]
-        made: list[tuple[Batch, Pending]] = []
+        made: list[tuple[Batch, Run]] = []
         for rank, (slots, batches) in enumerate(zip(self.slots, self.batches, strict=True)):
             batches.begin_step()
             batch, exchanging = batches.make(slots, list(results[rank].values()))
             if rank in broken:
                 batch.error = RuntimeError(f"rank {rank} is broken")
-            made.append((batch, Pending("bucket", 0, exchanging, batch)))
-        while any(pending.request for _, pending in made):
-            self._go_on([pending for _, pending in made], alter)
+            made.append((batch, Run(exchanging, batch, name="bucket")))
+        while any(run.request for _, run in made):
+            self._go_on([run for _, run in made], alter)
         self.errors = []
-        for batch, pending in made:
+        for batch, run in made:
             try:
-                if pending.error is not None:
-                    raise pending.error
+                if run.error is not None:
+                    raise run.error
                 batch.write(1 / len(made))
             except Exception as error:
                 self.errors.append(error)
@@ -109,12 +109,12 @@ class Lockstep:
 
     def _go_on(
         self,
-        everybody: Sequence[Pending],
+        everybody: Sequence[Run],
         alter: Callable[[Collective, list[torch.Tensor]], None] | None,
     ) -> None:
         """Gives the ranks that wait for one collective its results."""
-        for rank, pending in enumerate(everybody):
-            request = pending.request
+        for rank, run in enumerate(everybody):
+            request = run.request
             if request is None:
                 continue
             members = self._groups[rank].members(request.scope)
@@ -131,7 +131,7 @@ class Lockstep:
                 for member, result in zip(members, results, strict=True):
                     everybody[member].resume(result)
                 return
-        waiting = [pending.request and pending.label for pending in everybody]
+        waiting = [run.request and run.label for run in everybody]
         raise AssertionError(f"expected ranks that wait for the same, got {waiting}")
 
 

@@ -9,7 +9,7 @@ _ENDS = """
 import sys, threading, types
 import torch
 from hvd_compress.exchanges.comm import Collective
-from hvd_compress.engine.pending import Pending
+from hvd_compress.engine.run import Run
 from hvd_compress.torch.progress import Poller
 
 class Collectives:
@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 resumed = threading.Event()
 content = types.SimpleNamespace(note=lambda request: None)
 progress = Poller(Collectives())
-progress.submit(Pending("values", 0, exchange(torch.ones(300, 300)), content), stages=2)
+progress.submit(Run(exchange(torch.ones(300, 300)), content, ("all", "all"), name="values"))
 resumed.wait()
 sys.exit(3)
 """

@@ -1,14 +1,14 @@
-"""The gradients that an exchange sends together, and an exchange that waits for a collective."""
+"""The gradients that an exchange sends together, and the exchange while it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch.autograd import profiler
 
-from hvd_compress.exchanges.comm import Collective, Exchanging
+from hvd_compress.exchanges.comm import Collective, Exchanging, Scope
 from hvd_compress.ranks.counters import Counters
 
 _NO_LABEL = nullcontext()
@@ -76,26 +76,37 @@ class Content:
         counters.add(self._counts)
 
 
-class Pending:
-    """The running exchange of a bucket.
+class Run:
+    """A running exchange of gradients that are sent together.
 
     Args:
-        name: the name of the exchange's collectives, the same on every rank.
-        number: the exchange's position in an order that is the same on every rank.
         exchanging: the generator. The constructor runs it up to its first collective, so that it encodes.
-        content: the gradients of the bucket, which count every collective that the exchange asks for.
+        content: the gradients, which count every collective that the exchange asks for.
+        stages: the scopes of the exchange's collectives, in order.
+        remainders: the scopes of the additional collectives if messages were too short.
+        name: the name of the exchange's collectives, the same on every rank; empty where they have none.
+        number: the exchange's position in an order that is the same on every rank.
 
     Attributes:
-        name: the name of the exchange's collectives.
-        content: the gradients of the bucket.
+        content, stages, remainders, name: the arguments of these names.
         stage: the number of collectives that are over, without remainders.
         request: the collective that the exchange waits for; None at the end.
         error: the error of the generator or of a collective; None without one.
     """
 
-    def __init__(self, name: str, number: int, exchanging: Exchanging, content: Content) -> None:
-        self.name = name
+    def __init__(
+        self,
+        exchanging: Exchanging,
+        content: Content,
+        stages: Sequence[Scope] = ("all",),
+        remainders: Sequence[Scope] = (),
+        *,
+        name: str = "",
+        number: int = 0,
+    ) -> None:
         self.content = content
+        self.stages, self.remainders = stages, remainders
+        self.name = name
         self.number = number
         self.stage = 0
         self.request: Collective | None = None
