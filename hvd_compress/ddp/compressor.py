@@ -117,7 +117,7 @@ class Compressor(ProcessGroupCompressor):
         self._bind()
         ranks = self._ranks
         if ranks.step is None:
-            self._discarded.begin(self._last)
+            self._discarded.begin(self._state.last)
             self._between_steps()
             ranks.step = self._begin(asks=not ranks.agreed)
         step = ranks.step

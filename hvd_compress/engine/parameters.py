@@ -1,4 +1,4 @@
-"""The function through which parameters enter every PyTorch frontend."""
+"""Parameters as they enter every PyTorch frontend, and this rank's part of one that a mesh shares out."""
 
 from __future__ import annotations
 
@@ -93,3 +93,14 @@ def _check(name: str, parameter: torch.Tensor) -> None:
             f"{name}: expected a parameter with memory, got one on the meta device: call model.to_empty() "
             f"and fill it first, and make the compressor behind that"
         )
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that a mesh shares out, in the same memory; or the tensor itself."""
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of the same shape, device and, without another one, dtype; with memory for one element."""
+    return tensor.detach().new_empty((), dtype=dtype).expand(tensor.shape)

@@ -169,6 +169,11 @@ def position_of(planned: PlannedRoutes | None) -> dict[str, Any]:
     return {"allowed": allowed, "planner": f"step {planned.planner.step}, {state}"}
 
 
+def state_of(planned: PlannedRoutes | None, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The state of a planner; as long as there is none, that of an earlier one, from which it goes on."""
+    return saved if planned is None else planned.planner.state()
+
+
 def _largest(slot: Slot) -> Slot:
     """A slot with the largest shape of this tensor on any rank that the planner decides for."""
     return Slot(slot.name, slot.index, slot.parameter.new_empty(()).expand(slot.largest))

@@ -96,6 +96,11 @@ class Routes:
         """The router whose rules hold for a parameter."""
         return next((one for layers, one in self.rules if fnmatchcase(name, layers)), self.router)
 
+    def expected(self, slot: Slot, dtype: str) -> Route:
+        """The route that a tensor will get which no call has brought yet."""
+        route = self.router_of(slot.name).choose(slot.name, slot.shape, dtype)
+        return route.among(self._ranks.group.size) if hasattr(self._ranks, "group") else route
+
     def change(self, layers: str, slots: Sequence[Slot], route: Route) -> None:
         """Changes the routes of the slots that match a name pattern, and of later ones.
 

@@ -62,7 +62,7 @@ class ProcessGroupCompressor(CompressorBase):
             ExchangeError: gradients are being exchanged.
         """
         self._ranks.expect_default("pickle or copy")
-        self._expect_idle("pickle or copy")
+        self._ranks.expect_idle("pickle or copy")
         self._kernels.settle()
         group = self._ranks.group if self._ranks.joined else None
         return {
@@ -78,16 +78,7 @@ class ProcessGroupCompressor(CompressorBase):
     def __setstate__(self, state: dict[str, Any]) -> None:
         ranks, options = GroupRanks(), state["options"]
         ProcessGroupCompressor.__init__(self, state["slots"], state["codec"], ranks, **options)
-        self._continue_copy(state)
-
-    def _continue_copy(self, state: dict[str, Any]) -> None:
-        self._routes.rules = state["rules"]
-        self.counters = state["counters"]
-        if state["exchanged"]:
-            self._use.begin()
-        self._ranks.origin = state["origin"]
-        if self.counters.encoded_elements:
-            self._first_step = None
+        continue_copy(self, state)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, noise positions and owned parts; every rank saves its own state.
@@ -156,6 +147,17 @@ class ProcessGroupCompressor(CompressorBase):
             lambda buckets: count(buckets, self.counters),
             anywhere,
         )
+
+
+def continue_copy(copy: ProcessGroupCompressor, state: dict[str, Any]) -> None:
+    """Gives a copy, made with the same arguments, what has changed since."""
+    copy._routes.rules = state["rules"]
+    copy.counters = state["counters"]
+    if state["exchanged"]:
+        copy._use.begin()
+    copy._ranks.origin = state["origin"]
+    if copy.counters.encoded_elements:
+        copy._first_step = None
 
 
 def count(buckets: Iterable[Bucket], counters: Counters) -> None:

@@ -62,7 +62,6 @@ class Compressor(CompressorBase, HorovodCompressor):
     """
 
     _remedy = "pass it to hvd.DistributedOptimizer as compression= on every rank"
-    _idle_after = "optimizer.synchronize() or optimizer.step(), which wait for all gradients"
     _slots: Slots
     _ranks: HorovodRanks
     _changes: Changes  # Those of gradients that Horovod adds up itself.
@@ -219,9 +218,9 @@ class Compressor(CompressorBase, HorovodCompressor):
 
     def _begin(self) -> None:
         self._ranks.expect_same()
-        self._discarded.begin(self._last)
+        self._discarded.begin(self._state.last)
         self._begin_encoding()
-        self._changes = self._last.changes()
+        self._changes = self._state.last.changes()
         self._tokens.copy_(self._token)
         self._ranks.step.begin()
         self._ranks.exchanging = True

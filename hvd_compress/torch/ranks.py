@@ -38,6 +38,7 @@ class HorovodRanks(Ranks):
         exchanging: whether a step has begun whose first gradient has not been reduced.
     """
 
+    idle_after = "optimizer.synchronize() or optimizer.step(), which wait for all gradients"
     collectives: HorovodCollectives
     step: HorovodStep
 
