@@ -13,8 +13,8 @@ from hvd_compress.codecs.calls import guard
 from hvd_compress.distributed.compressor import Accept, Compressor, Work
 from hvd_compress.distributed.keys import pairs
 from hvd_compress.distributed.rebinding import Meeting
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.planned import position_of
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.routing import CodecLike
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
 from hvd_compress.process_group.auto import DEFAULT_EXCHANGES, GroupPlanning

@@ -14,11 +14,10 @@ from hvd_compress.distributed.keys import Keys, pairs, parts, writable
 from hvd_compress.distributed.ranks import CallRanks
 from hvd_compress.distributed.rebinding import Meeting, Members
 from hvd_compress.engine.options import Options
-from hvd_compress.engine.parameters import like
+from hvd_compress.engine.parameters import Slot, like
 from hvd_compress.engine.residuals import norm_of
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.process_group.compressor import ProcessGroupCompressor, continue_copy, count
+from hvd_compress.process_group.compressor import ProcessGroupCompressor, continue_copy
 from hvd_compress.process_group.packing import Packer
 from hvd_compress.process_group.ranks import exchanges_of
 from hvd_compress.process_group.step import Bucket
@@ -94,7 +93,7 @@ class Work:
                 self._ranks.under_way.remove(self._bucket)
                 for slot in self._slots:
                     slot.pending = False
-                count([self._bucket], self._counters())
+                self._bucket.count(self._counters())
         return True
 
 

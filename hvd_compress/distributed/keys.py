@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.dlpack import from_dlpack
 
-from hvd_compress.engine.parameters import like
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.parameters import Slot, like
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.errors import ExchangeError

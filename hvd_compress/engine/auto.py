@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from hvd_compress.engine.compressor import CompressorBase
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.planned import PlannedRoutes, position_of, state_of
-from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.exchanges.routing import CodecLike, Route
 from hvd_compress.planner import explain

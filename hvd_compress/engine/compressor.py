@@ -16,10 +16,10 @@ from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.first_step import FirstStep
 from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.plan import Common
 from hvd_compress.engine.ranks import Ranks
 from hvd_compress.engine.routes import Routes
-from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state import State
 from hvd_compress.engine.use import TorchUse
 from hvd_compress.exchanges.routing import (

@@ -14,9 +14,9 @@ import torch
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.base import Shape
 from hvd_compress.engine.executors import Executors, device_of
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.ranks import Ranks
 from hvd_compress.engine.routes import Routes
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
 from hvd_compress.kernels.batch import Batch, Entry
 from hvd_compress.planner import explain

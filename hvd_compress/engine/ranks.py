@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.errors import ExchangeError

@@ -11,9 +11,9 @@ import torch
 from hvd_compress.engine import owner_steps
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.ranks import Ranks
 from hvd_compress.engine.residuals import Owned
-from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.use import TorchUse
 from hvd_compress.exchanges.layout import Member
 from hvd_compress.exchanges.registry import EXCHANGES

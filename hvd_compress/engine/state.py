@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from hvd_compress.codecs.base import Shape, as_matrix
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.residuals import Factor, LastExchange, Owned, in_place, norm_of, transpose
-from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.state_checks import OWNED_FIELDS, check, check_parts, expect_state
 from hvd_compress.exchanges.layout import OwnedPart
 from hvd_compress.ranks import resize as rule

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from hvd_compress.codecs.checks import check_choice
 from hvd_compress.engine.executors import device_of
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.device_collectives import collectives_of

@@ -12,14 +12,13 @@ from hvd_compress.codecs.refusal import refuse
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.executors import device_of
 from hvd_compress.engine.options import Options
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.packing import Packer
 from hvd_compress.process_group.ranks import GroupRanks
 from hvd_compress.process_group.stateful import expect_own_names
 from hvd_compress.process_group.step import Bucket, Step
-from hvd_compress.ranks.counters import Counters
 
 
 class ProcessGroupCompressor(CompressorBase):
@@ -139,12 +138,17 @@ class ProcessGroupCompressor(CompressorBase):
         self._begin_encoding()
         ranks.begin_step()
         asked = Agreement(ranks.collectives, self._configuration()) if asks else None
+
+        def count(buckets: Iterable[Bucket]) -> None:
+            for bucket in buckets:
+                bucket.count(self.counters)
+
         return Step(
             ranks.collectives,
             ranks.launcher,
             asked,
             lambda: ranks.prepare(self._slots),
-            lambda buckets: count(buckets, self.counters),
+            count,
             anywhere,
         )
 
@@ -158,10 +162,3 @@ def continue_copy(copy: ProcessGroupCompressor, state: dict[str, Any]) -> None:
     copy._ranks.origin = state["origin"]
     if copy.counters.encoded_elements:
         copy._first_step = None
-
-
-def count(buckets: Iterable[Bucket], counters: Counters) -> None:
-    """Adds the traffic of buckets whose results have arrived to the counters."""
-    for bucket in buckets:
-        for part in bucket.parts:
-            part.pending.content.count(counters)

@@ -16,6 +16,7 @@ from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.launcher import Launcher, Part
 from hvd_compress.process_group.private import fail
+from hvd_compress.ranks.counters import Counters
 
 
 @dataclass(eq=False)
@@ -66,6 +67,11 @@ class Bucket:
         self.changes.settle(dropped)
         for part in self.parts:
             part.pending.content.settle(dropped)
+
+    def count(self, counters: Counters) -> None:
+        """Adds the traffic to the counters, when the results have arrived."""
+        for part in self.parts:
+            part.pending.content.count(counters)
 
     def resolve(self, error: Exception | None = None) -> None:
         """Completes the future, unless it is complete."""

@@ -13,10 +13,9 @@ from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.options import Options
-from hvd_compress.engine.parameters import NamedParameters
+from hvd_compress.engine.parameters import NamedParameters, Slot
 from hvd_compress.engine.residuals import Changes
 from hvd_compress.engine.routes import sent_dtype
-from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.use import Discarded
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks import names, token
