@@ -28,9 +28,9 @@ from benchmarks.tables import Table
 from hvd_compress.codecs import CODECS
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.plan import Common
 from hvd_compress.engine.run import Run
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route
 from hvd_compress.tensorflow.buckets import GraphBucket

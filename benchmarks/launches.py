@@ -29,9 +29,9 @@ from hvd_compress.codecs import codec_class, codec_names
 from hvd_compress.engine.batch import judge
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.parameters import slots_of
 from hvd_compress.engine.plan import Common
 from hvd_compress.engine.run import Run
-from hvd_compress.engine.slots import slots_of
 from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.routing import Route

@@ -28,14 +28,12 @@ ALLOWED = {
     "distributed": "torch .needs .codecs .kernels .exchanges .ranks .engine .planner .distributed "
     ".process_group",
     "process_group": "torch .needs .codecs .kernels .exchanges .ranks .engine .process_group",
-    "ddp": "torch .needs .codecs .kernels .exchanges .ranks .planner .engine .distributed "
-    ".process_group .ddp",
+    "ddp": "torch .needs .codecs .kernels .exchanges .ranks .planner .engine .process_group .ddp",
     "diloco": "torch .needs .codecs .exchanges .ranks .engine .distributed .process_group .diloco",
     "optim": "torch .needs .codecs .exchanges .engine .distributed .process_group .optim",
     "papers": "torch horovod .needs .codecs .kernels .exchanges .ranks .engine .distributed "
     ".process_group .torch .papers",
-    "fsdp": "torch .needs .codecs .exchanges .ranks .engine .planner .distributed "
-    ".process_group .fsdp",
+    "fsdp": "torch .needs .codecs .exchanges .ranks .engine .planner .process_group .fsdp",
     "lightning": "torch lightning .needs .codecs .exchanges .ranks .ddp",
     "transformers": "torch transformers .needs .codecs .exchanges .process_group .ddp",
 }

@@ -11,9 +11,9 @@ from benchmarks.exchanges.base import Answer, Clock, Exchange, Work
 from hvd_compress.codecs import CODECS, Codec, ErrorFeedback, codec_class
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.plan import Common
 from hvd_compress.engine.run import Run
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.reference import Simulation

@@ -15,8 +15,7 @@ from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import expect_instance, guard
 from hvd_compress.engine.autograd import after_backward
 from hvd_compress.engine.options import Options
-from hvd_compress.engine.parameters import NamedParameters
-from hvd_compress.engine.slots import Slot, slots_of
+from hvd_compress.engine.parameters import NamedParameters, Slot, slots_of
 from hvd_compress.engine.use import Discarded
 from hvd_compress.exchanges.comm import byte_count
 from hvd_compress.exchanges.routing import Route
@@ -117,7 +116,7 @@ class Compressor(ProcessGroupCompressor):
         self._bind()
         ranks = self._ranks
         if ranks.step is None:
-            self._discarded.begin(self._last)
+            self._discarded.begin(self._state.last)
             self._between_steps()
             ranks.step = self._begin(asks=not ranks.agreed)
         step = ranks.step

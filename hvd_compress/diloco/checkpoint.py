@@ -12,8 +12,8 @@ import torch.distributed as dist
 from hvd_compress.codecs.calls import expect_instance
 from hvd_compress.diloco.common import as_placed
 from hvd_compress.diloco.diloco import DiLoCo
-from hvd_compress.distributed.keys import local
-from hvd_compress.distributed.rebinding import owed_everywhere, owned_of
+from hvd_compress.engine.parameters import local
+from hvd_compress.engine.state import unsent
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.stateful import under_own_names
 from hvd_compress.process_group.values import problem_told, state_bytes, state_from, tell
@@ -22,12 +22,15 @@ from hvd_compress.ranks import agreement
 _SHARED = "hvd_compress.diloco"
 """The name of what is the same on every rank: counts, settings and positions in the noise."""
 
-_POSITION = ("step", "exchanges", "residual_scale")
+_POSITION = ("step", "exchanges")
 """The numbers of a tensor in its compressor's state. A shard without elements is never encoded, so that
 they may differ between shards."""
 
-_CUT = ("begin", "end", "weight", "transposed", "residual_scale")
-"""The fields that describe the part of a tensor that a rank owns, in its compressor's state."""
+_EXACT = re.compile(r"worker (\d+), shard (\d+) of (\d+)$")
+"""The name of a rank's part of the compressor's state, for a job with the same mesh."""
+
+_PLACED = r"(common|unsent by worker (?P<worker>\d+)|due\.\d+|outer\.[^.]+)\.(?P<name>.*)"
+"""The names of parts that a job with any mesh reads."""
 
 Tree = dict[str, Any]
 """Tensors by names of several levels, which torch.distributed.checkpoint joins with dots."""
@@ -39,11 +42,12 @@ class ShardedState:
         dcp.save({"diloco": ShardedState(diloco)}, checkpoint_id=path)
         dcp.load({"diloco": ShardedState(diloco, path)}, checkpoint_id=path)
 
-    Common parameters, the outer optimizer's state, averages that are due, and each worker's residuals are
-    saved as ``DTensor``, so that a job with another number of shards or workers reads its own parts. With
-    the same mesh, training goes on bit for bit. With another number of shards, what a rank owed as the
-    owner of parts becomes a part of its residual. With another number of workers, residuals are shared out
-    as in :meth:`DiLoCo.load_resized`. All ranks of the mesh save and load together.
+    Common parameters, the outer optimizer's state, averages that are due, and what each worker has not sent
+    are saved as ``DTensor``, so that a job with another number of shards or workers reads its own parts.
+    With the same mesh, each rank reads its compressor's state, and training goes on bit for bit. With
+    another number of shards, what a rank owed as the owner of parts becomes a part of its residual. With
+    another number of workers, residuals are shared out as in :meth:`DiLoCo.load_resized`. All ranks of the
+    mesh save and load together.
 
     Args:
         diloco: this rank's object, made with a mesh.
@@ -99,7 +103,7 @@ class ShardedState:
 
     @property
     def _exact(self) -> str:
-        """The name of what is this rank's alone, for a job with the same mesh."""
+        """This rank's :data:`_EXACT`."""
         number, shards = self._shard
         return f"worker {self._place()[0]}, shard {number} of {shards}"
 
@@ -111,9 +115,10 @@ class ShardedState:
                 state = self._diloco.state_dict()
                 common, compressor = state["common"], state["compressor"]
                 fields, rest = self._outer(state["outer_optimizer"]["state"], common)
-                exact = {
-                    name: {**_described(one), "to_send": state["to_send"].get(name)}
-                    for name, one in compressor["tensors"].items()
+                tensors = compressor["tensors"]
+                own = {
+                    name: [*_described(tensors.get(name)), state["to_send"].get(name)]
+                    for name in common
                 }
                 alike = {
                     "steps": state["steps"],
@@ -131,36 +136,22 @@ class ShardedState:
             # Shards have groups, and names of groups, of their own.
             counts = list(state["history"].values())
             shown = {field: str(one) for field, one in {**alike, "history": counts}.items()}
-            told = self._shards.tell([exact, shown])
+            told = self._shards.tell([own, shown])
             agreement.compare([one for _, one in told])
-            every: list[dict[str, Any]] = [one for one, _ in told]
         # Every worker has to stop where one does: the others would wait for it as they write.
         tell(collectives_of(group), None)
-        shared = {
-            **alike,
-            "to_send": {
-                name: any(one[name]["to_send"] for one in every)
-                for name in exact
-                if any(one[name]["to_send"] is not None for one in every)
-            },
-            "positions": {
-                name: {field: max(one[name][field] for one in every) for field in _POSITION}
-                for name in exact
-            },
-            "weights": {name: max(_weight(one[name]) for one in every) for name in exact},
-        }
-        factors = {name: one["factor"] for name, one in compressor["tensors"].items()}
-        residuals, owed = {}, {}
-        for name, one in compressor["tensors"].items():
+        kept: dict[str, torch.Tensor] = {}
+        shared: dict[str, Any] = {**alike, "positions": {}, "to_send": {}}
+        for name, values in common.items():
+            steps, exchanges, keeps, sends = zip(*(one[name] for one, _ in told), strict=True)
+            if name in tensors:
+                shared["positions"][name] = max(steps), max(exchanges)
+            if any(one is not None for one in sends):
+                shared["to_send"][name] = any(sends)
             # Zeros where others have something: a job with other shards reads across these.
-            zeros = torch.zeros(common[name].shape, dtype=torch.float32, device=common[name].device)
-            if any(its[name]["has_residual"] for its in every):
-                has = one["residual"] is not None
-                residuals[name] = one["residual"].float().view(zeros.shape) if has else zeros
-            if any(its[name]["owes"] for its in every):
-                owed[name] = (
-                    owed_everywhere(one["owned"], zeros.shape) if exact[name]["owes"] else zeros
-                )
+            if any(keeps):
+                shape = tuple(values.shape)
+                kept[name] = unsent(tensors[name], shape).view(shape).to(values.device)
         due = {
             str(number): dict(zip(self._diloco._fragments[number].names, averages, strict=True))
             for number, (_, averages, *_) in state["due"].items()
@@ -170,11 +161,8 @@ class ShardedState:
             "common": self._placed(common),
             "outer": {field: self._placed(values) for field, values in fields.items()},
             "due": {number: self._placed(averages) for number, averages in due.items()},
-            f"residuals of worker {worker}": self._placed(residuals),
-            f"owed by worker {worker}": self._placed(owed),
-            self._exact: state_bytes(
-                {name: {**exact[name], "factor": factors[name]} for name in exact}
-            ),
+            f"unsent by worker {worker}": self._placed(kept),
+            self._exact: state_bytes({"tensors": tensors, "to_send": state["to_send"]}),
         }
 
     def _outer(
@@ -208,16 +196,20 @@ class ShardedState:
                 f"ShardedState: expected a checkpoint with one, got none in {saved_at}"
             )
         tree: Tree = {_SHARED: b""}
-        if prefix + self._exact in saved:
+        worker, workers = self._place()
+        names = [key.removeprefix(prefix) for key in saved]
+        earlier = 1 + max(int(one[1]) for one in map(_EXACT.match, names) if one is not None)
+        of_workers = range(earlier) if earlier != workers else [worker]
+        if earlier == workers and self._exact in names:
             tree[self._exact] = b""
-        levels = r"(common|residuals of worker \d+|owed by worker \d+|due\.\d+|outer\.[^.]+)\.(.*)"
+            of_workers = []
         for key, what in saved.items():
-            found = re.fullmatch(re.escape(prefix) + levels, key)
-            if found is not None:
+            found = re.fullmatch(re.escape(prefix) + _PLACED, key)
+            if found and (found["worker"] is None or int(found["worker"]) in of_workers):
                 above = tree
                 for level in found[1].split("."):
                     above = above.setdefault(level, {})
-                above[found[2]] = self._empty(found[2], what)
+                above[found["name"]] = self._empty(found["name"], what)
         return tree
 
     def _empty(self, name: str, saved: Any) -> torch.Tensor:
@@ -238,8 +230,9 @@ class ShardedState:
             for name, one in values.items():
                 outer.setdefault(numbers[name], {})[field] = local(one)
         common = {name: local(one) for name, one in tree["common"].items()}
-        same = self._exact in tree and shared["workers"] == self._place()[1]
-        exact = state_from(tree[self._exact]) if same else {}
+        own = {"tensors": self._unsent(tree, shared, worker), "to_send": shared["to_send"]}
+        if self._exact in tree:
+            own = state_from(tree[self._exact])
         return {
             "steps": shared["steps"],
             "history": shared["history"],
@@ -251,12 +244,7 @@ class ShardedState:
                 n: (due, [local(tree["due"][str(n)][k]) for k in fragments[n].names], *verdict)
                 for n, (due, *verdict) in shared["due"].items()
             },
-            "to_send": {
-                name: loaded
-                for name in common
-                for loaded in [exact.get(name, {}).get("to_send", shared["to_send"].get(name))]
-                if loaded is not None
-            },
+            "to_send": own["to_send"],
             "compressor": {
                 "version": shared["version"],
                 "seed": shared["seed"],
@@ -267,50 +255,34 @@ class ShardedState:
                     name: {"dtype": dtype, "shape": list(common[name].shape)}
                     for name, dtype in shared["dtypes"].items()
                 },
-                "tensors": self._residuals(tree, shared, worker, exact),
+                "tensors": own["tensors"],
             },
         }
 
-    def _residuals(
-        self, tree: Tree, shared: dict[str, Any], worker: int, exact: Mapping[str, dict[str, Any]]
-    ) -> dict[str, Any]:
-        residuals = tree.get(f"residuals of worker {worker}", {})
-        owed = tree.get(f"owed by worker {worker}", {})
-        tensors = {}
-        for name, position in shared["positions"].items():
-            residual = local(residuals[name]).reshape(-1) if name in residuals else None
-            rest = local(owed[name]) if name in owed else None
-            owned = factor = None
-            if name in exact:
-                factor = exact[name]["factor"]
-                position = {field: exact[name][field] for field in _POSITION}
-                residual = residual if exact[name]["has_residual"] else None
-                if exact[name]["owned"] is not None:
-                    owned = owned_of(rest if exact[name]["owes"] else None, exact[name]["owned"])
-            elif rest is not None:
-                rest = rest.reshape(-1) * (shared["weights"][name] * position["residual_scale"])
-                residual = rest if residual is None else residual + rest
-            tensors[name] = {**position, "residual": residual, "owned": owned, "factor": factor}
-        return tensors
+    def _unsent(self, tree: Tree, shared: dict[str, Any], worker: int) -> dict[str, Any]:
+        """The compressor's tensors of a worker with other shards, in which no rank owns parts."""
+        kept = tree.get(f"unsent by worker {worker}", {})
+        return {
+            name: {
+                **dict(zip(_POSITION, position, strict=True)),
+                "residual": local(kept[name]).reshape(-1) if name in kept else None,
+                "residual_scale": 1.0,
+                "owned": None,
+                "factor": None,
+            }
+            for name, position in shared["positions"].items()
+        }
 
     def _placed(self, parts: Mapping[str, torch.Tensor]) -> Tree:
         return {name: as_placed(part, self._own[name]) for name, part in parts.items()}
 
 
-def _described(saved: dict[str, Any]) -> dict[str, Any]:
-    """The state of one tensor without its residuals."""
+def _described(saved: dict[str, Any] | None) -> tuple[int, int, bool]:
+    """A tensor's position, and whether something is not sent, by its part of the compressor's state."""
+    if saved is None:  # No exchange had it yet.
+        return 0, 0, False
     owned = saved["owned"]
     if owned is not None and owned["state"]:
         raise ValueError("ShardedState: expected a compressor without owner_step, got one with it")
-    return {
-        **{field: saved[field] for field in _POSITION},
-        "has_residual": saved["residual"] is not None,
-        "owes": owned is not None and owned["residual"] is not None,
-        "owned": None if owned is None else {field: owned[field] for field in _CUT},
-    }
-
-
-def _weight(described: dict[str, Any]) -> float:
-    """Returns what a unit of an owned part's residual adds to the sum of all ranks' tensors."""
-    owned = described["owned"]
-    return 0.0 if owned is None else owned["weight"] / owned["residual_scale"]
+    owes = owned is not None and owned["residual"] is not None
+    return saved["step"], saved["exchanges"], owes or saved["residual"] is not None

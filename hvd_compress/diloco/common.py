@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hvd_compress.distributed.keys import local
 from hvd_compress.engine.autograd import add_first_gradient_hook
-from hvd_compress.engine.parameters import parameters
+from hvd_compress.engine.parameters import local, parameters
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.values import broadcast_state, tell
 
@@ -140,13 +139,6 @@ class CommonParameters:
         except Exception:
             self.outer.load_state_dict(before)
             raise
-
-    def are(self, state: dict[str, Any]) -> bool:
-        """Whether the common parameters equal those of a state bit for bit."""
-        return all(
-            torch.equal(copy, state["common"][name].to(copy.device))
-            for name, copy in self.copies.items()
-        )
 
     def load(self, state: dict[str, Any]) -> None:
         """Loads a result of :meth:`state_dict`; the rank's own parameters stay unchanged."""

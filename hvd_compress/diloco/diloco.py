@@ -12,19 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
 from hvd_compress.diloco.common import CommonParameters
 from hvd_compress.diloco.fragments import Fragment, Fragments, check_model, split
+from hvd_compress.diloco.members import Members
 from hvd_compress.diloco.quorums import Quorums, RolledBackError
-from hvd_compress.diloco.rebinding import RebindingDiLoCo
-from hvd_compress.diloco.states import check_state
-from hvd_compress.distributed.compressor import compressor_of, group_of
+from hvd_compress.distributed.begin import compressor_of, group_of
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.process_group.device_collectives import collectives_of
-from hvd_compress.process_group.values import problem_told, tell
+from hvd_compress.process_group.values import problem_told
 
 if TYPE_CHECKING:
     from hvd_compress.diloco.shards import Shards
@@ -41,7 +40,7 @@ all (``docs/diloco.md``)."""
 _LEAST_RATE = 0.1
 
 
-class DiLoCo(RebindingDiLoCo):
+class DiLoCo:
     """Averages the changes that each rank makes in ``sync_every`` steps by itself, encoded.
 
     This is distributed low-communication training (Douillard et al., 2023, algorithm 1). All ranks begin
@@ -89,7 +88,6 @@ class DiLoCo(RebindingDiLoCo):
             so. The compressor's ``process_group`` is the manager's.
 
     Attributes:
-        steps: the number of calls of :meth:`step`.
         failed_rounds: the number of this rank's exchanges that a manager has rolled back.
 
     Raises:
@@ -137,7 +135,9 @@ class DiLoCo(RebindingDiLoCo):
         self._model, self._sync_every, self._delay, self._mixing = model, sync_every, delay, mixing
         settings: dict[str, Any] = {"sync_every": sync_every, "delay": delay, "mixing": mixing}
         settings["fragments"] = [fragment.names for fragment in parts]
-        super().__init__(common, parts, compressor, shards, settings)
+        self._common, self._fragments = common, parts
+        self._compressor, self._shards = compressor, shards
+        self._members = Members(common, parts, compressor, shards, settings)
         self._device = next(iter(common.own.values())).device
         self._thread: ThreadPoolExecutor | None = None
         self._quorums: Quorums | None = None
@@ -155,7 +155,7 @@ class DiLoCo(RebindingDiLoCo):
                 )
             if delay:  # The collectives of such a group are waited for where they begin.
                 self._thread = ThreadPoolExecutor(1, "hvd_compress.diloco")
-            self._quorums = Quorums(manager, compressor.process_group, self._heal, self._health)
+            self._quorums = Quorums(manager, compressor.process_group)
 
     @property
     def compressor(self) -> hvdc.Compressor:
@@ -172,14 +172,19 @@ class DiLoCo(RebindingDiLoCo):
         return self._common.shown()
 
     @property
+    def steps(self) -> int:
+        """The number of calls of :meth:`step`."""
+        return self._members.steps
+
+    @property
     def rounds(self) -> int:
         """The number of exchanges of a fragment whose average was used."""
-        return sum(one.used for one in self._fragments)
+        return sum(used for used, _ in self._members.counts)
 
     @property
     def dropped_rounds(self) -> int:
         """The number of exchanges that were dropped for an Inf or a NaN."""
-        return sum(one.dropped for one in self._fragments)
+        return sum(dropped for _, dropped in self._members.counts)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -193,7 +198,7 @@ class DiLoCo(RebindingDiLoCo):
             ValueError: the model's trainable parameters have changed since this object was made.
         """
         self._begin()
-        self.steps += 1
+        self._members.steps += 1
         self._fragments.note_trained()
         if self._quorums is not None:
             if (self.steps + self._delay) % (self._sync_every // len(self._fragments)) == 0:
@@ -237,6 +242,38 @@ class DiLoCo(RebindingDiLoCo):
             self._receive(fragment)
         self._fragments.take()
 
+    @torch.no_grad()
+    def rebind(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        lost: Iterable[dict[str, Any]] = (),
+    ) -> None:
+        """Continues among the ranks of another process group, after ranks have left or joined.
+
+        All ranks that stay call it; each new rank makes a ``DiLoCo``, which takes part in the same exchange
+        when it is made. Ranks that are behind, which all new ranks are, take the common parameters, the
+        outer optimizer's state and the number of steps from the rank with the most progress, and begin with
+        these parameters. The other ranks keep their own parameters. An exchange that has failed counts on
+        all ranks if one of them got its average; otherwise it counts as not begun, and its differences are
+        part of the next exchange.
+
+        The compressor's residuals keep their share in the average
+        (:meth:`hvd_compress.distributed.Compressor.rebind`).
+
+        Args:
+            process_group: the ranks; None is the default group, which may differ from the one before. With
+                a mesh, the ranks with the same shards; all ranks of a worker call this.
+            lost: the latest available :meth:`state_dict` of each rank that has left; the same on every rank
+                that stays. The residuals in these states are shared out.
+
+        Raises:
+            ExchangeError: an exchange is in progress, ranks differ, or something is wrong on another rank.
+                It is raised on every rank, and training can go on as before.
+            TypeError, ValueError: a state in ``lost`` does not belong to a rank that has left.
+        """
+        self._members.meet(process_group, list(lost))
+
     def state_dict(self) -> dict[str, Any]:
         """Common parameters, the outer optimizer's state, residuals, and averages that are due later.
 
@@ -252,12 +289,11 @@ class DiLoCo(RebindingDiLoCo):
                 fragment.wait()
         return {
             "steps": self.steps,
-            "history": self._fragments.history(),
+            "history": {name: list(counts) for name, counts in self._members.history.items()},
+            **self._fragments.state_dict(),
             **self._common.state_dict(),
             "compressor": self._compressor.state_dict(),
-            "due": self._fragments.states(),
-            "to_send": self._fragments.to_send(),
-            "configuration": self._configuration,
+            "configuration": self._members.configuration,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -271,15 +307,13 @@ class DiLoCo(RebindingDiLoCo):
                 or another number of ranks.
             ExchangeError: exchanges are in progress.
         """
-        self._check_state("load_state_dict", state)
+        self._members.check("load_state_dict", state)
         with self._common.outer_restored_on_error(state):
             if self._quorums is None:
                 self._compressor.load_state_dict(state["compressor"])
             else:
-                self._compressor.load_for_rebind(state["compressor"])
-        self._load(state)
-        self._fragments.load_to_send(state["to_send"])
-        self._fragments.load(state["due"])
+                self._compressor.members.load(state["compressor"])
+        self._members.load(state)
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
         """Continues with another number of ranks, from the states of all former ranks.
@@ -304,12 +338,9 @@ class DiLoCo(RebindingDiLoCo):
             )
         states = list(states)
         for state in states:
-            self._check_state("load_resized", state)
+            self._members.check("load_resized", state)
         self._compressor.load_resized(state["compressor"] for state in states)
-        first = states[0]
-        self._load(first)
-        self._fragments.load_to_send(first["to_send"])
-        self._fragments.load(first["due"])
+        self._members.load(states[0])
         for fragment in self._fragments.in_progress():
             self._receive(fragment)
         self._fragments.take()
@@ -338,21 +369,15 @@ class DiLoCo(RebindingDiLoCo):
         return self.steps > 0 and (self.steps - offset) % self._sync_every == 0
 
     def _begin(self) -> None:
-        """Gives all ranks the weights with which the first rank makes its first step."""
-        if not self._fresh:
+        """Takes the weights with which the first rank makes its first step, or those of a replica."""
+        if not self._members.fresh:
             return
-        if self._quorums is None:
-            with self._lost_ranks_noticed():
-                group = self._compressor.process_group
-                ranks = collectives_of(group)
-                told = tell(ranks, list(self._common.loaded))
-                loaded = {name for names in told for name in names}
-                names = [name for name in self._common.own if name in loaded]
-                self._common.take_loaded(names, ranks)
-                self._common.share_frozen(ranks, 0)
-        else:
+        if self._quorums is not None:
             self._common.take_loaded(list(self._common.loaded), None)
-        self._fresh = False
+            self._members.fresh = False
+            return
+        with self._lost_ranks_noticed():
+            self._members.begin()
 
     def _send(
         self, fragment: Fragment, delay: int, commit: Callable[[], None] | None = None
@@ -369,8 +394,8 @@ class DiLoCo(RebindingDiLoCo):
         with self._lost_ranks_noticed(fragment):
             fragment.wait()
         exchanged = fragment.exchanged
-        assert self._group is not None
-        used = fragment.use(self._mixing, self._group)
+        used = fragment.use(self._mixing)
+        self._members.count(fragment.number, used)
         if not used:
             _log.warning(
                 "step %d: an Inf or a NaN in what some rank has learnt; all ranks go back to the last "
@@ -388,12 +413,15 @@ class DiLoCo(RebindingDiLoCo):
         try:
             number = -1 if fragment is None else fragment.number
             shards = self._shards
-            with contextlib.nullcontext() if shards is None else shards.failure_told(number):
+            with (
+                contextlib.nullcontext() if shards is None else shards.verdicts.failure_told(number)
+            ):
                 yield
         except (hvdc.ExchangeError, hvdc.PayloadError, TypeError, ValueError):
             raise
         except Exception:
-            self._compressor.close()  # Ranks that wait for this one learn of it before their timeout.
+            # Ranks that wait for this one learn of it before their timeout.
+            self._compressor.close()
             for other in self._fragments.in_progress():
                 with contextlib.suppress(Exception):
                     self._receive(other)
@@ -401,7 +429,7 @@ class DiLoCo(RebindingDiLoCo):
 
     def _begin_round(self, quorums: Quorums, delay: int) -> None:
         """Begins an exchange among the ranks of a quorum; the average is due after ``delay`` more steps."""
-        quorums.begin()  # May call _heal.
+        quorums.begin()
         fragment = self._fragments[quorums.number % len(self._fragments)]
         with self._rolled_back_on_error(fragment):
             quorums.check()
@@ -442,13 +470,6 @@ class DiLoCo(RebindingDiLoCo):
                 len(self._fragments),
                 error,
             )
-
-    def _check_state(self, who: str, state: dict[str, Any]) -> None:
-        if self._fragments.in_progress():
-            raise hvdc.ExchangeError(
-                f"DiLoCo.{who}: expected no exchange under way; call synchronize() first"
-            )
-        check_state(who, state, self._common, self._fragments, self._configuration)
 
 
 def _warn_of_small_rates(outer: torch.optim.Optimizer) -> None:

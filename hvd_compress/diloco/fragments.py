@@ -12,10 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from hvd_compress.diloco.common import CommonParameters
-from hvd_compress.diloco.progress import Counts
 from hvd_compress.distributed.compressor import Compressor, Work
-from hvd_compress.distributed.keys import local
-from hvd_compress.engine.parameters import parameters
+from hvd_compress.engine.parameters import local, parameters
 from hvd_compress.exchanges.routing import matching
 
 if TYPE_CHECKING:
@@ -38,8 +36,6 @@ class Fragment:
 
     Attributes:
         due: the step in which the average of the exchange in progress is used; None without an exchange.
-        history: the number of exchanges whose average was used, and of those that were dropped, by the name
-            of the group in which they were made.
         averages: the averages of an exchange that has ended, until they are used; before its end, this
             rank's differences. Zeros for parameters that are not sent.
         to_send: the names of the parameters that are sent in the next exchange, the same on every rank:
@@ -57,7 +53,6 @@ class Fragment:
     ) -> None:
         self.number = number
         self.names = list(names)
-        self.history: dict[str, Counts] = {}
         self.due: int | None = None
         self.averages: list[torch.Tensor] = []
         self.to_send = dict.fromkeys(self.names, False)  # In the first exchange, all of them.
@@ -69,16 +64,6 @@ class Fragment:
         self._finite, self._changed = True, [False]  # Findings on averages, on all shards.
         self._begun: Work | Future[Work] | None = None
         self._failed: Work | Future[Work] | None = None
-
-    @property
-    def used(self) -> int:
-        """The number of exchanges whose average was used, in all groups."""
-        return sum(used for used, _ in self.history.values())
-
-    @property
-    def dropped(self) -> int:
-        """The number of exchanges that were dropped for an Inf or a NaN, in all groups."""
-        return sum(dropped for _, dropped in self.history.values())
 
     @property
     def exchanged(self) -> bool:
@@ -153,7 +138,7 @@ class Fragment:
             self._set = []
             raise
 
-    def use(self, mixing: float, group: str) -> bool:
+    def use(self, mixing: float) -> bool:
         """Makes a step of the outer optimizer with the averages; then takes the common parameters.
 
         A parameter that was not sent, or that no rank has changed, gets no gradient: momentum must not move
@@ -161,7 +146,6 @@ class Fragment:
 
         Args:
             mixing: the weight of this rank's own parameters in the result.
-            group: the name of the group in which the exchange was made.
 
         Returns:
             Whether there was a step: not if an average holds an Inf or a NaN.
@@ -178,8 +162,6 @@ class Fragment:
             for name in self.names:
                 self._common.copies[name].grad = None
         self.take(mixing if finite else 0.0)
-        used, dropped = self.history[group]
-        self.history[group] = used + finite, dropped + (not finite)
         return finite
 
     def take(self, mixing: float = 0.0) -> None:
@@ -247,8 +229,8 @@ class Fragment:
         self._finite = all(finite for finite, _ in rows.values())
         self._changed = [name in rows and rows[name][1] for name in self.names]
         if self._shards is not None:
-            self._finite, self._changed = self._shards.judge(
-                self.number, self._finite, self._changed
+            self._finite, self._changed = self._shards.verdicts.judge(
+                self._finite, self._changed, self.number
             )
 
     def _frozen_and_same(self) -> dict[str, bool]:
@@ -292,26 +274,18 @@ class Fragments(tuple[Fragment, ...]):
         for fragment in self:
             fragment.take()
 
-    def states(self) -> dict[int, State]:
-        """The states of the fragments whose averages are due in a later step, after their exchanges."""
-        return {one.number: one.state() for one in self if one.due is not None}
+    def state_dict(self) -> dict[str, Any]:
+        """The fragments' part of a state, after their exchanges."""
+        due = {one.number: one.state() for one in self if one.due is not None}
+        return {"due": due, "to_send": self.to_send()}
 
-    def load(self, states: Mapping[int, State]) -> None:
-        """Sets the averages that are due, from :meth:`states`."""
-        for number, state in states.items():
-            self[number].load(*state)
-
-    def history(self) -> dict[str, list[Counts]]:
-        """The exchanges of each fragment, by the name of the group in which they were made."""
-        groups = {name: None for one in self for name in one.history}
-        return {name: [one.history.get(name, (0, 0)) for one in self] for name in groups}
-
-    def load_history(self, history: Mapping[str, Sequence[Counts]], group: str | None) -> None:
-        """Sets the exchanges of each fragment, from :meth:`history`; ``group`` is the current group."""
-        for number, fragment in enumerate(self):
-            fragment.history = {name: counts[number] for name, counts in history.items()}
-            if group is not None:
-                fragment.history.setdefault(group, (0, 0))
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continues from :meth:`state_dict`."""
+        self.load_to_send(state["to_send"])
+        for fragment in self:
+            fragment.forget_failed()
+        for number, due in state["due"].items():
+            self[number].load(*due)
 
 
 def _read(flags: Sequence[torch.Tensor]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -10,7 +9,7 @@ import torch.distributed as dist
 from hvd_compress.ranks.errors import ExchangeError
 
 _KEY = "hvd_compress.diloco.DiLoCo"
-"""The key of the state that a manager sends to ranks that are behind."""
+"""The key of the state, an empty one, that a manager sends to ranks that are behind."""
 
 
 class RolledBackError(ExchangeError):
@@ -23,21 +22,12 @@ class Quorums:
     Args:
         manager: a manager that waits for each quorum (``use_async_quorum=False``).
         group: the process group that the manager was made with, such as a ``torchft.ProcessGroupGloo``.
-        load: a function that is called with the result of ``save`` of another rank if this rank is behind.
-        save: a function that returns the state for a rank that is behind; a thread calls it while
-            :meth:`begin` waits.
 
     Raises:
         TypeError, ValueError: an argument is wrong, "expected X, got Y".
     """
 
-    def __init__(
-        self,
-        manager: Any,
-        group: Any,
-        load: Callable[[dict[str, Any]], None],
-        save: Callable[[], dict[str, Any]],
-    ) -> None:
+    def __init__(self, manager: Any, group: Any) -> None:
         asked = ("start_quorum", "should_commit", "report_error", "register_state_dict_fn")
         if not all(hasattr(manager, name) for name in asked):
             raise TypeError(
@@ -56,10 +46,11 @@ class Quorums:
         self._manager = manager
         self._group = group
         self._asked = False
-        manager.register_state_dict_fn(_KEY, load, save)
+        # Ranks that are behind catch up as the group's ranks meet, and manager asks for some state.
+        manager.register_state_dict_fn(_KEY, lambda state: None, dict)
 
     def begin(self) -> None:
-        """Waits for a quorum; calls ``load`` if this rank is behind."""
+        """Waits for a quorum."""
         self._asked = False
         self._manager.start_quorum()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -13,15 +12,11 @@ from torch.distributed.tensor import DTensor
 
 from hvd_compress.codecs.checks import check_choice
 from hvd_compress.distributed.compressor import Compressor
-from hvd_compress.distributed.meshes import FLAT, one_mesh, replicas
 from hvd_compress.engine.parameters import parameters
-from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.process_group.meshes import FLAT, Verdicts, one_mesh, replicas
 from hvd_compress.process_group.values import problem_told, tell
 from hvd_compress.ranks import agreement
-from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
-
-_NOT_FINITE, _FINITE, _FAILED, _LOST = range(4)
 
 _WRITE = "fully_shard(model, mesh=mesh['shard']) on the whole model last, and DiLoCo(model, ..., mesh=mesh)"
 
@@ -29,8 +24,7 @@ _WRITE = "fully_shard(model, mesh=mesh['shard']) on the whole model last, and Di
 class Shards:
     """The ranks of a worker, each with its own shards of the parameters.
 
-    Each rank exchanges its shards with the same ranks of the other workers. What they decide there, such as
-    to drop a round, they have to decide alike on all shards of the worker.
+    Each rank exchanges its shards with the same ranks of the other workers.
 
     Args:
         model: the model.
@@ -40,6 +34,7 @@ class Shards:
         workers: the ranks with the same shards, one of each worker.
         group: the ranks of this worker.
         number: the number of this rank's shards, and the number of ranks that share the parameters out.
+        verdicts: combines the ranks' findings on averages, after :meth:`begin`.
 
     Raises:
         TypeError, ValueError: the mesh does not fit the parameters, or cannot be carried.
@@ -50,8 +45,7 @@ class Shards:
         self.workers = replicas("DiLoCo", mesh, None, self._mesh)
         self.group = self._mesh.get_group()
         self.number = [self._mesh.get_local_rank(), self._mesh.size()]
-        self._ranks: Collectives | None = None
-        self._met = False
+        self.verdicts = Verdicts(None)
 
     def check(self, compressor: Compressor, group: dist.ProcessGroup | None) -> None:
         """Raises an error if a compressor was made for other ranks, or for an exchange that needs hosts."""
@@ -99,82 +93,11 @@ class Shards:
         self.agree(progress)
         ranks = collectives_of(self.group)
         # FSDP2's collectives have an order of their own.
-        self._ranks = ranks.among(range(ranks.size))
-
-    def judge(
-        self, fragment: int, finite: bool, changed: Sequence[bool]
-    ) -> tuple[bool, list[bool]]:
-        """Combines what the worker's ranks have found in their shards of averages; all of them call it.
-
-        Args:
-            fragment: the number of the fragment whose averages these are.
-            finite: whether this rank's are finite.
-            changed: for each parameter, whether this rank's average is not zero everywhere.
-
-        Returns:
-            Whether all shards are finite; for each parameter, whether some shard's average is not zero.
-
-        Raises:
-            ExchangeError: the exchange of another shard has failed.
-            RuntimeError: it has failed since a rank is lost; or another fragment's exchange has failed.
-        """
-        self._met = True
-        rows = self._verdicts(_FINITE if finite else _NOT_FINITE, fragment)
-        _check_none_lost(rows)
-        if any(row[0] == _FAILED for row in rows):
-            raise another_shard_failed()
-        assert self._ranks is not None
-        masks = self._ranks.gather_numbers(*changed)
-        return all(row[0] == _FINITE for row in rows), [
-            any(flags) for flags in zip(*masks, strict=True)
-        ]
-
-    @contextlib.contextmanager
-    def failure_told(self, fragment: int) -> Iterator[None]:
-        """Makes the other ranks' :meth:`judge` raise an error if this block raises one before its own.
-
-        Args:
-            fragment: the number of the fragment whose exchange fails; -1 if it is none.
-
-        Raises:
-            RuntimeError: this block has raised an error, and a rank is lost that exchanges another shard.
-        """
-        self._met = False
-        try:
-            yield
-        except Exception as error:
-            if not self._met:
-                known, rows = isinstance(error, (ExchangeError, TypeError, ValueError)), []
-                with contextlib.suppress(Exception):
-                    rows = self._verdicts(_FAILED if known else _LOST, fragment)
-                if known:
-                    _check_none_lost(rows)
-            raise
+        self.verdicts = Verdicts(ranks.among(range(ranks.size)))
 
     def problem_told(self) -> contextlib.AbstractContextManager[None]:
         """Makes the other ranks' :meth:`agree` raise an error if this block raises one."""
         return problem_told(self.group)
-
-    def _verdicts(self, own: int, fragment: int) -> list[list[int]]:
-        if self._ranks is not None:
-            rows = self._ranks.gather_numbers(own, fragment)
-            together = all(row[1] == fragment for row in rows)
-            if not together or any(row[0] == _LOST for row in rows):
-                # On all of these ranks: each now ends the exchanges that it has in progress, and others may
-                # have begun fewer, so that their next calls would not belong together.
-                self._ranks = None
-            if together:
-                return rows
-        raise RuntimeError(
-            "expected averages of all shards, but another shard's exchange of another fragment failed, or "
-            "its rank is lost: call rebind() on all ranks"
-        )
-
-
-def _check_none_lost(rows: Sequence[Sequence[int]]) -> None:
-    """Raises ``RuntimeError`` if one of the verdicts of a worker's ranks is ``_LOST``."""
-    if any(row[0] == _LOST for row in rows):
-        raise RuntimeError("a rank is lost that exchanges another shard of this worker")
 
 
 def _shard_mesh(model: nn.Module) -> DeviceMesh:

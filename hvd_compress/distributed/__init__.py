@@ -10,9 +10,8 @@ need(__name__)
 
 from hvd_compress.codecs import ErrorFeedback, PayloadError
 from hvd_compress.codecs.calls import point_to_codecs
-from hvd_compress.distributed.all_reduce import all_reduce
 from hvd_compress.distributed.auto import Auto
-from hvd_compress.distributed.compressor import Compressor, Work
+from hvd_compress.distributed.compressor import Compressor, Work, all_reduce
 from hvd_compress.engine.owner_steps import AdaGrad, OwnerStep
 from hvd_compress.process_group.stateful import RankStates
 from hvd_compress.ranks.errors import ExchangeError

@@ -13,8 +13,8 @@ from hvd_compress.codecs.calls import guard
 from hvd_compress.distributed.compressor import Accept, Compressor, Work
 from hvd_compress.distributed.keys import pairs
 from hvd_compress.distributed.rebinding import Meeting
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.planned import position_of
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.routing import CodecLike
 from hvd_compress.planner.choices import DEFAULT_CODECS, allowed
 from hvd_compress.process_group.auto import DEFAULT_EXCHANGES, GroupPlanning
@@ -66,18 +66,17 @@ class Auto(GroupPlanning, Compressor):
         except (TypeError, ValueError):
             pass  # The call itself tells the other ranks.
         else:
-            if not self._keys.in_step.isdisjoint(key):
+            if not self.keys.in_step.isdisjoint(key):
                 self._between_steps()
-                self._keys.in_step.clear()
-            self._keys.in_step.update(key)
+                self.keys.in_step.clear()
+            self.keys.in_step.update(key)
         return super().reduce(tensor, key, op, group, accept, device)
 
     def rebind_to(self, meeting: Meeting) -> None:
-        """The same as :meth:`Compressor.rebind_to`; then plans anew for the remaining ranks."""
+        """The same as :meth:`Compressor.rebind_to`; then plans anew in the next call."""
         super().rebind_to(meeting)
-        self._keys.in_step.clear()
-        self._saved_plan = None
-        self._plan()
+        self.keys.in_step.clear()
+        self._saved_plan = self._planned = None
 
     def _plan(self) -> None:
         if (
@@ -93,11 +92,11 @@ class Auto(GroupPlanning, Compressor):
         super()._plan()
 
     def _slots_for(self, tensors: Sequence[torch.Tensor], keys: Sequence[str]) -> list[Slot]:
-        routed = len(self._keys.routed)
+        routed = len(self.keys.routed)
         slots = super()._slots_for(tensors, keys)
         if self._planned is None or not self._planned.own_choices.keys() >= set(keys):
             self._plan()
-        elif len(self._keys.routed) > routed:
+        elif len(self.keys.routed) > routed:
             self._planned.apply(self._planned.planner.plan)
         return slots
 

@@ -11,16 +11,13 @@ import torch
 import torch.distributed as dist
 from torch.utils.dlpack import from_dlpack
 
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.parameters import Slot, like
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks.errors import ExchangeError
 
 Kind = dict[str, Any]
 """The dtype and shape of a key's tensors, JSON-serializable."""
-
-RouteOf = Callable[[Slot, str], Route]
-"""A function that returns the route of a new record for a dtype."""
 
 
 class Keys:
@@ -30,7 +27,10 @@ class Keys:
         slots: the records by key.
         routed: the keys whose routes have been chosen among the present ranks.
         in_step: the keys of the calls so far in a step that a planner measures.
+        route_of: returns the route of a new record for a dtype; set by the compressor.
     """
+
+    route_of: Callable[[Slot, str], Route]
 
     def __init__(self) -> None:
         self.slots: dict[str, Slot] = {}
@@ -42,13 +42,28 @@ class Keys:
         """The dtype and shape of each key's tensors."""
         return {key: kind_of(slot.parameter) for key, slot in self.slots.items()}
 
-    def add(self, key: str, kind: Kind, route: RouteOf) -> Slot:
+    def add(self, key: str, kind: Kind) -> Slot:
         """Adds a record for a key that no call has used yet."""
         one = torch.empty((), dtype=getattr(torch, kind["dtype"]), device="cpu")
         like = one.expand(kind["shape"])
         slot = self.slots[key] = Slot(key, len(self.slots), like)
-        slot.route = route(slot, kind["dtype"])
+        slot.route = self.route_of(slot, kind["dtype"])
         return slot
+
+    def exchanges(self, key: str) -> int:
+        """The number of calls with a key since its warm-up began; 0 before the first one."""
+        slot = self.slots.get(key)
+        return 0 if slot is None else slot.exchanges
+
+    def restart_warmup(self, keys: Iterable[str]) -> None:
+        """Restarts the ``warmup_steps`` of some keys at their next call; every rank has to call it."""
+        for key in keys:
+            self.slots[key].exchanges = 0
+
+    def end_warmup(self, keys: Iterable[str], steps: int) -> None:
+        """Ends the ``warmup_steps`` of some keys before their next call; every rank has to call it."""
+        for key in keys:
+            self.slots[key].exchanges = max(self.slots[key].exchanges, steps)
 
     def of(
         self, tensors: Sequence[torch.Tensor], keys: Sequence[str], device: torch.device
@@ -100,9 +115,7 @@ class Keys:
             raise
 
     @contextlib.contextmanager
-    def of_states(
-        self, who: str, states: Sequence[dict[str, Any]], route: RouteOf
-    ) -> Iterator[None]:
+    def of_states(self, who: str, states: Sequence[dict[str, Any]]) -> Iterator[None]:
         """Adds records for the keys of states; removes them again if loading the states fails.
 
         Raises:
@@ -130,7 +143,7 @@ class Keys:
                 self.slots.clear()
             for key, kind in kinds[0].items():
                 if key not in before:
-                    self.add(key, kind, route)
+                    self.add(key, kind)
             yield
 
 
@@ -162,12 +175,6 @@ def pairs(tensor: Any, key: Any) -> tuple[list[torch.Tensor], list[str]]:
     return tensors, keys
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that a mesh shares out, in the same memory; or the tensor itself."""
-    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
-
-
 def parts(
     tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None
 ) -> tuple[dict[str, torch.Tensor], dict[str, list[int]]]:
@@ -178,13 +185,12 @@ def parts(
         group: the ranks that reduce them; None is the default group.
 
     Raises:
-        TypeError, ValueError: see :func:`hvd_compress.distributed.meshes.part_of`.
+        TypeError, ValueError: see :func:`hvd_compress.process_group.meshes.part_of`.
     """
     if not any(hasattr(tensor, "to_local") for tensor in tensors.values()):
         return dict(tensors), {}
-    from hvd_compress.distributed import (
-        meshes,
-    )  # Few scripts need PyTorch's DTensor, a long import.
+    # Few scripts need PyTorch's DTensor, a long import.
+    from hvd_compress.process_group import meshes
 
     own = {key: meshes.part_of(key, tensor, group) for key, tensor in tensors.items()}
     return own, {key: meshes.part_number(tensor) for key, tensor in tensors.items()}
@@ -196,11 +202,6 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
     Outside of that mode, and in another thread, PyTorch writes to no tensor that was made in it.
     """
     return from_dlpack(tensor) if tensor.is_inference() else tensor
-
-
-def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of the same shape, device and, without another one, dtype; with memory for one element."""
-    return tensor.detach().new_empty((), dtype=dtype).expand(tensor.shape)
 
 
 def kind_of(tensor: torch.Tensor) -> Kind:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
@@ -14,12 +16,60 @@ from hvd_compress.process_group.agreement import (
     known_comparisons,
     make_comparisons,
 )
-from hvd_compress.process_group.collectives import Over
+from hvd_compress.process_group.collectives import Collectives, Over
 from hvd_compress.process_group.device_collectives import meeting_place
 from hvd_compress.process_group.driver import Driver
 from hvd_compress.process_group.ranks import GroupRanks
 from hvd_compress.process_group.step import Bucket, Step
 from hvd_compress.ranks.errors import ExchangeError
+
+
+@dataclass
+class Norms:
+    """The norms of all ranks' residuals, which ranks tell each other without waiting.
+
+    Attributes:
+        ranks: the collectives among the ranks, in a group that nothing else uses.
+        shares: the number of times that this rank has told its own.
+        early: whether it told the last one before an exchange, and not after it.
+        arrived: the number of this rank's share that the others' latest norms belong to.
+        values: these norms, shape=(ranks,), float64.
+    """
+
+    ranks: Collectives
+    shares: int = 0
+    early: bool = False
+    arrived: int = 0
+    values: torch.Tensor = field(
+        default_factory=lambda: torch.empty(0, dtype=torch.float64, device="cpu")
+    )
+
+    @property
+    def complete(self) -> bool:
+        """Whether the norms of all ranks have arrived since the last exchange."""
+        return 0 < self.shares == self.arrived and not self.early
+
+    def share(self, own: torch.Tensor, *, early: bool) -> None:
+        """Sends this rank's norm, shape=(1,), to all ranks without waiting."""
+        self.shares, self.early = self.shares + 1, early
+        share = self.shares
+
+        def keep(error: Exception | None) -> None:
+            # A group has several threads, which may finish an earlier gathering last.
+            if error is None and share > self.arrived:
+                self.arrived, self.values = share, rows.view(-1)
+
+        # If a rank is lost, the next exchange reports it.
+        with contextlib.suppress(RuntimeError):
+            rows, work = self.ranks.all_gather(own)
+            self.ranks.when_over(work, keep)
+
+    def of(self, ranks: Iterable[int]) -> str:
+        """The norm of the residuals of some ranks together, in words."""
+        if not self.arrived:
+            return "unknown"
+        together = self.values.square()[list(ranks)].sum().sqrt().item()
+        return f"{together:.6g}" + ("" if self.complete else " before the last exchange")
 
 
 class CallRanks(GroupRanks):
@@ -32,11 +82,15 @@ class CallRanks(GroupRanks):
         under_way: the calls that have not been waited for.
         comparisons: the line of the comparisons, or None before the first call.
         drops: the number of calls of ``drop_step()``.
+        norms: the norms of the ranks' residuals, if ranks have met.
     """
+
+    idle_after = "wait() of every all_reduce"
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         super().__init__(process_group)
         self.under_way: list[Bucket] = []
+        self.norms: Norms | None = None
         self.move(process_group)
 
     def move(self, process_group: dist.ProcessGroup | None) -> None:
@@ -148,7 +202,8 @@ class CallRanks(GroupRanks):
 
     def close(self) -> None:
         """Closes the connections to the other ranks."""
-        for one in (self.comparisons, self._driver):
+        own = None if self.norms is None else self.norms.ranks
+        for one in (self.comparisons, self._driver, own):
             if one is not None:
                 one.close()
 

@@ -1,28 +1,23 @@
-"""Compressors that continue among the ranks of another process group."""
+"""The ranks of a compressor's group, which may leave and join between two calls."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import uuid
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hvd_compress.distributed.keys import Keys, kind_of
-from hvd_compress.distributed.ranks import CallRanks
-from hvd_compress.engine.residuals import Owned
-from hvd_compress.engine.slots import Slot
-from hvd_compress.engine.state import begin_with, own_part, restore, snapshot, unsent
+from hvd_compress.distributed.ranks import CallRanks, Norms
+from hvd_compress.engine.state import State, begin_with, unsent
 from hvd_compress.engine.state_checks import check
-from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.agreement import forget_comparisons
 from hvd_compress.process_group.collectives import Collectives
-from hvd_compress.process_group.compressor import ProcessGroupCompressor
 from hvd_compress.process_group.device_collectives import collectives_of
 from hvd_compress.process_group.values import tell
 from hvd_compress.ranks.errors import ExchangeError
@@ -55,39 +50,6 @@ class Place:
     lost: Sequence[str]
 
 
-@dataclass
-class Norms:
-    """The norms of all ranks' residuals, which ranks tell each other without waiting.
-
-    Attributes:
-        ranks: the collectives among the ranks, in a group that nothing else uses.
-        shares: the number of times that this rank has told its own.
-        early: whether it told the last one before an exchange, and not after it.
-        arrived: the number of this rank's share that the others' latest norms belong to.
-        values: these norms, shape=(ranks,), float64.
-    """
-
-    ranks: Collectives
-    shares: int = 0
-    early: bool = False
-    arrived: int = 0
-    values: torch.Tensor = field(
-        default_factory=lambda: torch.empty(0, dtype=torch.float64, device="cpu")
-    )
-
-    @property
-    def complete(self) -> bool:
-        """Whether the norms of all ranks have arrived since the last exchange."""
-        return 0 < self.shares == self.arrived and not self.early
-
-    def of(self, ranks: Iterable[int]) -> str:
-        """The norm of the residuals of some ranks together, in words."""
-        if not self.arrived:
-            return "unknown"
-        together = self.values.square()[list(ranks)].sum().sqrt().item()
-        return f"{together:.6g}" + ("" if self.complete else " before the last exchange")
-
-
 @dataclass(frozen=True)
 class Meeting:
     """The ranks of a process group in which they are about to continue.
@@ -109,74 +71,30 @@ class Meeting:
     values: Sequence[Any]
 
 
-def owed_everywhere(owned: Mapping[str, Any], shape: Sequence[int]) -> torch.Tensor:
-    """The residual of an owned part in a state, at its places in the whole tensor, with zeros elsewhere.
+class Members:
+    """The ranks of a compressor's group: who they are, since when, and what they carry over to the next.
 
-    The result is in float32.
-    """
-    return Owned(**owned).spread(tuple(shape), 1.0).view(tuple(shape))
-
-
-def owned_of(whole: torch.Tensor | None, cut: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`owed_everywhere`: an owned part in a state, without an owner step.
+    Every change of a group is a :meth:`meet` of the ranks of the next one, and a :meth:`move` to it:
+    :meth:`.Compressor.rebind`, that of a DiLoCo, and a quorum of torchft.
 
     Args:
-        whole: the residual at its places; None if there is none.
-        cut: the other fields of the part.
-    """
-    residual = None
-    if whole is not None:
-        residual = own_part(whole.reshape(-1), whole.shape, Owned(**cut))
-    return {**cut, "residual": residual, "state": {}}
+        ranks: the compressor's ranks.
+        keys: its keys.
+        state: its state.
 
-
-class RebindingCompressor(ProcessGroupCompressor):
-    """The base of a compressor whose ranks may leave and join between two calls.
-
-    For the arguments, see :class:`ProcessGroupCompressor`.
+    Attributes:
+        own: a unique name of this compressor.
+        came_from: the number of ranks of the last group; None before the first one.
     """
 
-    _ranks: CallRanks
-    _keys: Keys
-
-    _came_from: int | None = None  # The ranks of the last group.
-    _members: Sequence[str] = ()  # The group's, by rank, if they have told each other.
-    _norms: Norms | None = None
+    def __init__(self, ranks: CallRanks, keys: Keys, state: State) -> None:
+        self._ranks, self._keys, self._state = ranks, keys, state
+        self.came_from: int | None = None
+        self._names: Sequence[str] = ()  # By rank, if the members have told each other.
 
     @functools.cached_property
-    def _member(self) -> str:
+    def own(self) -> str:
         return uuid.uuid4().hex
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "came from": self._came_from}
-
-    @torch.no_grad()
-    def rebind(
-        self,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        lost: Iterable[dict[str, Any]] = (),
-    ) -> None:
-        """Continues among the ranks of another process group; all of them call it, including new ranks.
-
-        Residuals keep their share in the ranks' average. A rank that stays multiplies its residual by
-        ``K' / K``, if there were ``K`` ranks and now are ``K'``; the residuals of parts that it owned are
-        included. A new rank begins with zero residuals, and with the keys of the other ranks and their
-        positions in the noise. The residuals of a rank that has left are missing, unless ``lost`` holds
-        them; a message in the log names these ranks, and the norm of what is missing if it is known.
-
-        Args:
-            process_group: the ranks; None is the default group, which may differ from the one before.
-            lost: the latest available :meth:`state_dict` of each rank that has left, in CPU memory; the
-                same on every rank that stays. The residuals in these states are shared out.
-
-        Raises:
-            ExchangeError: tensors are being exchanged; ranks have different seeds, or different keys or
-                another order of keys; or something is wrong on another rank. Nothing is changed then.
-            ValueError: a state in ``lost`` does not belong to a rank that has left, or has other keys; the
-                other ranks raise an :class:`ExchangeError`. Nothing is changed then.
-        """
-        self.rebind_to(self.meet(process_group, lost))
 
     def meet(
         self,
@@ -185,10 +103,10 @@ class RebindingCompressor(ProcessGroupCompressor):
         value: Any = None,
         problem: Exception | None = None,
     ) -> Meeting:
-        """The first part of :meth:`rebind`, with the same errors; changes nothing.
+        """The first part of :meth:`.Compressor.rebind`, with the same errors; changes nothing.
 
         Args:
-            process_group, lost: see :meth:`rebind`.
+            process_group, lost: see :meth:`.Compressor.rebind`.
             value: a value for the other ranks, JSON-serializable.
             problem: an error that prevents the rest on this rank, or None.
         """
@@ -197,48 +115,51 @@ class RebindingCompressor(ProcessGroupCompressor):
         try:
             if problem is not None:
                 raise problem
-            self._expect_idle("rebind")
-            if any(slot.owned is not None and slot.owned.state for slot in self._slots):
+            self._ranks.expect_idle("rebind")
+            if any(slot.owned is not None and slot.owned.state for slot in self._state.slots):
                 raise ValueError(
                     "rebind: expected a compressor without owner_step, got one whose state would be lost "
                     "with the rank that owns it"
                 )
-            _check_lost(lost, self._keys.kinds, self._members)
+            _check_lost(lost, self._keys.kinds, self._names)
             for state in lost:
                 check("rebind.lost", [self._keys.slots[key] for key in state["keys"]], state, {})
         except (ExchangeError, TypeError, ValueError) as error:
             problem = error
-        own_places = {
+        positions = {
             key: (kind_of(slot.parameter), slot.step, slot.exchanges)
             for key, slot in self._keys.slots.items()
         }
-        members = [str(state["member"]) for state in lost] if problem is None else []
-        own = Place(self._member, self._came_from, self._seed, own_places, members)
-        values = tell(ranks, [own, value], problem)
-        told = records(Place, [place for place, _ in values])
-        told_values = [one for _, one in values]
-        return Meeting(process_group, ranks, told, _together(told), lost, told_values)
+        names = [str(state["member"]) for state in lost] if problem is None else []
+        own = Place(self.own, self.came_from, self._state.seed, positions, names)
+        told = tell(ranks, [own, value], problem)
+        places = records(Place, [place for place, _ in told])
+        values = [one for _, one in told]
+        return Meeting(process_group, ranks, places, _together(places), lost, values)
 
     @torch.no_grad()
-    def rebind_to(self, meeting: Meeting) -> None:
-        """The second part of :meth:`rebind`: continues among ranks that have met."""
-        ranks, told, lost = meeting.ranks, meeting.places, meeting.lost
+    def move(self, meeting: Meeting, join: Callable[[], None]) -> None:
+        """The second part of :meth:`.Compressor.rebind`: continues among ranks that have met.
+
+        ``join`` is a function that joins the ranks of the next group.
+        """
+        ranks, places, lost = meeting.ranks, meeting.places, meeting.lost
         norms = Norms(ranks.among(range(ranks.size)))
-        stayed = sum(one.size is not None for one in told)
-        saved = snapshot(self._slots, 0, 1, self._seed)["tensors"]
-        before = {slot.name: unsent(saved[slot.name], slot.shape) for slot in self._slots}
-        old = self._came_from or ranks.size
-        self._report(told, lost)
+        stayed = sum(one.size is not None for one in places)
+        saved = self._state.snapshot(0, 1)["tensors"]
+        before = {key: unsent(saved[key], slot.shape) for key, slot in self._keys.slots.items()}
+        old = self.came_from or ranks.size
+        self._report(places, lost)
         self._ranks.move(meeting.process_group)
-        self._join()
+        join()
         self._ranks.joined = True
-        self._came_from = ranks.size
+        self.came_from = ranks.size
         forget_comparisons(ranks)
-        self._norms = norms
+        self._ranks.norms = norms
         self._keys.routed.clear()
-        self._members = [one.member for one in told]
+        self._names = [one.member for one in places]
         for key, (kind, step, exchanges) in meeting.positions.items():
-            slot = self._keys.slots.get(key) or self._keys.add(key, kind, self._route_of)
+            slot = self._keys.slots.get(key) or self._keys.add(key, kind)
             residual = before.get(key)
             if residual is not None:
                 residual *= ranks.size / old
@@ -250,44 +171,40 @@ class RebindingCompressor(ProcessGroupCompressor):
             slot.route = slot.route.among(ranks.size)
             slot.step, slot.exchanges, slot.pending = step, exchanges, False
 
-    @abstractmethod
-    def _route_of(self, slot: Slot, dtype: str) -> Route:
-        """The route of a new record for a dtype."""
-
-    def load_for_rebind(self, state: dict[str, Any]) -> None:
-        """Loads the state of a rank of any group; :meth:`rebind` then carries it over to the next group.
+    def load(self, state: dict[str, Any]) -> None:
+        """Loads the state of a rank of any group, which :meth:`move` then carries over to the next group.
 
         Raises:
             ValueError: the state has another seed or other tensors. Nothing is changed then.
             ExchangeError: tensors are being exchanged.
         """
-        self._expect_idle("load_state_dict")
-        with self._keys.of_states("load_state_dict", [state], self._route_of):
-            # rebind() refuses what an owner step's state belongs to, whatever the parts are.
+        self._ranks.expect_idle("load_state_dict")
+        with self._keys.of_states("load_state_dict", [state]):
+            # meet() refuses what an owner step's state belongs to, whatever the parts are.
             rank, size = state.get("rank"), state.get("size")
             if type(rank) is not int or type(size) is not int or not 0 <= rank < size:
                 raise ValueError(
                     f"load_state_dict: expected a rank of some ranks, got rank {rank} of {size}"
                 )
-            restore(self._slots, state, rank, size, self._seed, owned_by=lambda slot: None)
-        self._last.replace()
-        self._came_from = size
+            self._state.restore(state, rank, size, owned_by=lambda slot: None)
+        self.came_from = size
 
-    def _report(self, told: Sequence[Place], lost: Sequence[dict[str, Any]]) -> None:
+    def _report(self, places: Sequence[Place], lost: Sequence[dict[str, Any]]) -> None:
         """Logs which ranks have left, on the first rank that stays."""
-        here = {one.member for one in told}
-        first = next((one.member for one in told if one.size is not None), None)
-        gone = [rank for rank, member in enumerate(self._members) if member not in here]
-        if not gone or first != self._member:
+        here = {one.member for one in places}
+        first = next((one.member for one in places if one.size is not None), None)
+        gone = [rank for rank, name in enumerate(self._names) if name not in here]
+        if not gone or first != self.own:
             return
         shared = {state["member"] for state in lost}
-        missing = [rank for rank in gone if self._members[rank] not in shared]
-        norm = self._norms.of(missing) if self._norms else "unknown"
+        missing = [rank for rank in gone if self._names[rank] not in shared]
+        norms = self._ranks.norms
+        norm = norms.of(missing) if norms else "unknown"
         _log.log(
             logging.WARNING if missing else logging.INFO,
             "ranks %s of %d are gone; %s",
             gone,
-            len(self._members),
+            len(self._names),
             f"what ranks {missing} had not sent, of norm {norm}, is missing from training"
             if missing
             else "what they had not sent is shared out",

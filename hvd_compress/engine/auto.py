@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from hvd_compress.engine.compressor import CompressorBase
-from hvd_compress.engine.planned import PlannedRoutes, position_of
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.parameters import Slot
+from hvd_compress.engine.planned import PlannedRoutes, position_of, state_of
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.exchanges.routing import CodecLike, Route
 from hvd_compress.planner import explain
@@ -71,14 +71,15 @@ class Planning(CompressorBase):
 
     def state_dict(self) -> dict[str, Any]:
         """The same as :meth:`Compressor.state_dict`, with the state of the planner."""
-        return {**super().state_dict(), "planner": self._plan_state()}
+        return {**super().state_dict(), "planner": state_of(self._planned, self._saved_plan)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The same as :meth:`Compressor.load_state_dict`; a plan that was already chosen stays in use.
 
         The state may be that of a compressor without a planner; then everything is measured again.
         """
-        self._begin_loading("load_state_dict")
+        self._bind()
+        self._ranks.meet("load_state_dict")
         expect_state("load_state_dict", state)
         planner = state.get("planner")
         if planner is not None:
@@ -92,9 +93,6 @@ class Planning(CompressorBase):
         super().load_resized(states)
         self._saved_plan = None
         self._plan()
-
-    def _plan_state(self) -> dict[str, Any] | None:
-        return self._saved_plan if self._planned is None else self._planned.planner.state()
 
     def _configuration(self, slots: Iterable[Slot] | None = None) -> dict[str, Any]:
         return {**super()._configuration(slots), **position_of(self._planned)}

@@ -12,9 +12,9 @@ from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.cold_start import cold_start
 from hvd_compress.engine.levels import LevelBatch
 from hvd_compress.engine.low_rank import LowRankBatch
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.plan import BucketPlan, Common
 from hvd_compress.engine.run import Run
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.comm import Comm, Exchanging
 from hvd_compress.exchanges.packing import Length, describe
 from hvd_compress.exchanges.registry import EXCHANGES

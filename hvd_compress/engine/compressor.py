@@ -16,12 +16,11 @@ from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
 from hvd_compress.engine.first_step import FirstStep
 from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.plan import Common
 from hvd_compress.engine.ranks import Ranks
-from hvd_compress.engine.residuals import LastExchange, norm_of
 from hvd_compress.engine.routes import Routes
-from hvd_compress.engine.slots import Slot
-from hvd_compress.engine.state import begin_with, resize, restore, snapshot
+from hvd_compress.engine.state import State
 from hvd_compress.engine.use import TorchUse
 from hvd_compress.exchanges.routing import (
     DEFAULT_THRESHOLD,
@@ -33,7 +32,6 @@ from hvd_compress.exchanges.routing import (
     route_of,
 )
 from hvd_compress.ranks.counters import Counters
-from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.launch import say_alone
 
 
@@ -52,7 +50,6 @@ class CompressorBase:
 
     _chained: ClassVar[bool] = False
     """The argument ``chained`` of :class:`hvd_compress.engine.executors.Executors`."""
-    _idle_after: ClassVar[str] = "a backward pass that has come to its end"
     _remedy: ClassVar[str]
     """The advice for a script whose gradients have not been exchanged."""
 
@@ -88,6 +85,7 @@ class CompressorBase:
         owner_steps.check(owner_step, route.exchange, "Compressor")
         self._slots = slots
         self._ranks = ranks
+        self._state = State(slots, seed)
         parameters = [slot.parameter for slot in slots]
         name = f"{type(self).__name__} {route}"
         self._use = TorchUse(name, self._remedy, parameters, ranks.of_job)
@@ -100,9 +98,7 @@ class CompressorBase:
         self._threads = threads or torch.get_num_threads()
         self._kernels = Executors(self._threads, chained=self._chained)
         self._grad_scaler = grad_scaler
-        self._last = LastExchange()
         self._first_step: FirstStep | None = FirstStep()
-        self._seed = seed
         self.counters = Counters()
 
     def __repr__(self) -> str:
@@ -135,9 +131,10 @@ class CompressorBase:
         self._ranks.resets = 0
         if self._ranks.group.size == 1:
             say_alone()
-        self._last.replace()
+        state = self._state
+        state.last.replace()
         self._batches = Batches(
-            Common(self._kernels, self._ranks.group, self._seed, self._owner_step, self._last)
+            Common(self._kernels, self._ranks.group, state.seed, self._owner_step, state.last)
         )
         self._routes.batches = self._batches
 
@@ -164,7 +161,7 @@ class CompressorBase:
                 come or have made another call.
         """
         self._bind()
-        self._expect_idle("set_codec")
+        self._ranks.expect_idle("set_codec")
         route = route_of(codec, self._routes.exchange, "set_codec")
         found = set(matching(layers, [slot.name for slot in self._slots], "set_codec"))
         self._ranks.wait("set_codec", codec=str(route), layers=layers)
@@ -185,8 +182,8 @@ class CompressorBase:
             ExchangeError: gradients are being exchanged; or residuals were loaded, rebound or reset since
                 the last exchange.
         """
-        self._expect_idle("drop_step")
-        self._last.take_back()
+        self._ranks.expect_idle("drop_step")
+        self._state.last.take_back()
 
     def reset(self) -> None:
         """Discards what was not sent, for a model that returns to an earlier state; every rank calls it.
@@ -202,12 +199,8 @@ class CompressorBase:
         Raises:
             ExchangeError: gradients are being exchanged; or ranks are missing, as in :meth:`set_codec`.
         """
-        self._expect_idle("reset")
-        self._ranks.wait("reset")
-        for slot in self._slots:
-            begin_with(slot, None)
-            slot.factor = None
-        self._last.replace()
+        self._ranks.meet("reset")
+        self._state.forget()
         self._ranks.resets += 1
         self._ranks.forget_agreement()
 
@@ -222,7 +215,7 @@ class CompressorBase:
     def residual_norm(self) -> float:
         """The l2 norm of all residuals of this rank together, without loss scaling."""
         self._kernels.settle()
-        norm = float(norm_of(self._slots, torch.device("cpu")))
+        norm = float(self._state.norm(torch.device("cpu")))
         self._kernels.check()
         return norm
 
@@ -248,10 +241,10 @@ class CompressorBase:
             ExchangeError: gradients are being exchanged.
         """
         self._bind()
-        self._expect_idle("state_dict")
+        self._ranks.expect_idle("state_dict")
         self._kernels.settle()
         group = self._ranks.group
-        return snapshot(self._slots, group.rank, group.size, self._seed)
+        return self._state.snapshot(group.rank, group.size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state that :meth:`state_dict` returned on the same rank; every rank has to load.
@@ -266,10 +259,10 @@ class CompressorBase:
             ExchangeError: gradients are being exchanged, or ranks are missing, as in :meth:`set_codec`;
                 nothing is changed then.
         """
-        self._begin_loading("load_state_dict")
-        group, owned_by = self._ranks.group, self._routes.owned_by
-        restore(self._slots, state, group.rank, group.size, self._seed, owned_by)
-        self._last.replace()
+        self._bind()
+        self._ranks.meet("load_state_dict")
+        group = self._ranks.group
+        self._state.restore(state, group.rank, group.size, self._routes.owned_by)
 
     def load_resized(self, states: Iterable[dict[str, Any]]) -> None:
         """Restores this rank's state from the states of a job with another number of ranks.
@@ -287,25 +280,11 @@ class CompressorBase:
             ExchangeError: gradients are being exchanged, or ranks are missing, as in :meth:`set_codec`;
                 nothing is changed then.
         """
-        self._begin_loading("load_resized")
-        group, owned_by = self._ranks.group, self._routes.owned_by
-        state = resize(self._slots, states, group.rank, group.size, owned_by)
-        restore(self._slots, state, group.rank, group.size, self._seed, owned_by)
-        self._last.replace()
-
-    def _begin_loading(self, call: str) -> None:
-        """Called by every rank before it looks at a state that it loads."""
         self._bind()
-        self._expect_idle(call)
-        self._ranks.wait(call)
-
-    def _expect_idle(self, what: str) -> None:
-        """Raises ``ExchangeError`` if gradients are being exchanged."""
-        if self._ranks.busy:
-            raise ExchangeError(
-                f"{what}: expected no exchange in progress, got one: residuals and positions belong to a "
-                f"whole exchange; call it after {self._idle_after}"
-            )
+        self._ranks.meet("load_resized")
+        group, owned_by = self._ranks.group, self._routes.owned_by
+        state = self._state.resized(states, group.rank, group.size, owned_by)
+        self._state.restore(state, group.rank, group.size, owned_by)
 
     def _begin_encoding(self) -> None:
         """Begins a step; called before its first gradient.
@@ -321,7 +300,7 @@ class CompressorBase:
         if not self._use.exchanged:
             kept = any(route.feedback.enabled for route in self._routes.router.encoding)
             self._use.begin(scaled=scaler is not None or not kept)
-        self._last.begin()
+        self._state.last.begin()
         first = self._first_step
         if first is not None and (self._ranks.group.rank or first.log(self._slots, self.counters)):
             self._first_step = None
@@ -334,7 +313,7 @@ class CompressorBase:
         return {
             "format version": FORMAT_VERSION,
             "ranks": self._ranks.group.size,
-            "seed": self._seed,
+            "seed": self._state.seed,
             "warmup_steps": self._routes.warmup_steps,
             "owner_step": self._owner_step_text,
             "calls of reset": self._ranks.resets,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.ranks.counters import Counters
 
 _log = logging.getLogger("hvd_compress")

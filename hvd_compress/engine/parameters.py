@@ -1,13 +1,18 @@
-"""The function through which parameters enter every PyTorch frontend."""
+"""Parameters as they enter every PyTorch frontend, and the record that a compressor keeps for each."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
+
+from hvd_compress.engine.residuals import Kept
+from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
 
 NamedParameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
 
@@ -93,3 +98,72 @@ def _check(name: str, parameter: torch.Tensor) -> None:
             f"{name}: expected a parameter with memory, got one on the meta device: call model.to_empty() "
             f"and fill it first, and make the compressor behind that"
         )
+
+
+@dataclass(eq=False)
+class Slot(Kept):
+    """The record that a compressor keeps for one parameter.
+
+    Attributes:
+        name: the parameter's name, the same on every rank.
+        index: the parameter's position among the compressor's parameters, which is its id in the noise.
+        parameter: the parameter itself.
+        route: the route of the parameter's gradient.
+        step: the number of times that the gradient has been encoded and sent, which is the gradient's
+            position in the noise.
+        exchanges: the number of times that the gradient has been exchanged in any way.
+        pending: whether a gradient waits for the end of the step.
+        shape: the parameter's shape.
+        count: the number of elements in the parameter.
+    """
+
+    name: str
+    index: int
+    parameter: torch.Tensor
+    route: Route = UNCOMPRESSED_ROUTE
+    step: int = 0
+    exchanges: int = 0
+    pending: bool = False
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the parameter is not trained now; plain tensors are never frozen."""
+        parameter = self.parameter
+        return not parameter.requires_grad and isinstance(parameter, torch.nn.Parameter)
+
+    @property
+    def largest(self) -> tuple[int, ...]:
+        """The largest shape of the parameter's gradient on any rank with the same routes."""
+        return self.shape
+
+    @property
+    def dtype(self) -> str:
+        """The parameter's dtype, without ``torch.`` in front."""
+        return str(self.parameter.dtype).removeprefix("torch.")
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's shape."""
+        return tuple(self.parameter.shape)
+
+    @cached_property
+    def count(self) -> int:
+        """The number of elements in the parameter."""
+        return self.parameter.numel()
+
+
+def slots_of(given: NamedParameters) -> list[Slot]:
+    """Makes a slot for each parameter, in the given order; see :func:`parameters`, also for errors."""
+    named = parameters(given)
+    return [Slot(name, index, one) for index, (name, one) in enumerate(named.items())]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that a mesh shares out, in the same memory; or the tensor itself."""
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of the same shape, device and, without another one, dtype; with memory for one element."""
+    return tensor.detach().new_empty((), dtype=dtype).expand(tensor.shape)

@@ -12,8 +12,8 @@ import torch
 from hvd_compress.codecs import NoiseKey, PowerSGD
 from hvd_compress.engine.executors import Columns, Executors
 from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.residuals import Factor, FixedColumns, Holder, LastExchange, Pair
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges import low_rank
 from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.layout import USED, Member, MessageLayout, OwnedPart, Owners

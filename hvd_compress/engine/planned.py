@@ -14,9 +14,9 @@ import torch
 from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.codecs.base import Shape
 from hvd_compress.engine.executors import Executors, device_of
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.ranks import Ranks
 from hvd_compress.engine.routes import Routes
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.routing import UNCOMPRESSED_ROUTE, Route
 from hvd_compress.kernels.batch import Batch, Entry
 from hvd_compress.planner import explain
@@ -167,6 +167,11 @@ def position_of(planned: PlannedRoutes | None) -> dict[str, Any]:
     state = "decided" if planned.planner.settled else "not decided yet"
     allowed = [str(route) for route in planned.allowed]
     return {"allowed": allowed, "planner": f"step {planned.planner.step}, {state}"}
+
+
+def state_of(planned: PlannedRoutes | None, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The state of a planner; as long as there is none, that of an earlier one, from which it goes on."""
+    return saved if planned is None else planned.planner.state()
 
 
 def _largest(slot: Slot) -> Slot:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.routing import Route
+from hvd_compress.ranks.errors import ExchangeError
 
 
 class Ranks(ABC):
@@ -22,12 +23,22 @@ class Ranks(ABC):
     """
 
     group: Group
+    idle_after: ClassVar[str] = "a backward pass that has come to its end"
+    """The end of every exchange, as text for :meth:`expect_idle`."""
     resets = 0
 
     @property
     @abstractmethod
     def busy(self) -> bool:
         """Whether gradients are being exchanged."""
+
+    def expect_idle(self, what: str) -> None:
+        """Raises ``ExchangeError`` if gradients are being exchanged."""
+        if self.busy:
+            raise ExchangeError(
+                f"{what}: expected no exchange in progress, got one: residuals and positions belong to a "
+                f"whole exchange; call it after {self.idle_after}"
+            )
 
     @staticmethod
     @abstractmethod
@@ -66,6 +77,14 @@ class Ranks(ABC):
     def slowest(self, table: torch.Tensor) -> torch.Tensor:
         """The sums of the ranks that exchange, or the largest ones if several groups plan together."""
         return table
+
+    def meet(self, call: str) -> None:
+        """Waits for the other ranks in a call that needs a whole exchange before it.
+
+        For errors, see :meth:`expect_idle` and :meth:`wait`.
+        """
+        self.expect_idle(call)
+        self.wait(call)
 
     @abstractmethod
     def wait(self, call: str, **arguments: str) -> None:

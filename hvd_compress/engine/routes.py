@@ -11,9 +11,9 @@ import torch
 from hvd_compress.engine import owner_steps
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.owner_steps import OwnerStep
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.ranks import Ranks
 from hvd_compress.engine.residuals import Owned
-from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.use import TorchUse
 from hvd_compress.exchanges.layout import Member
 from hvd_compress.exchanges.registry import EXCHANGES
@@ -95,6 +95,11 @@ class Routes:
     def router_of(self, name: str) -> Router:
         """The router whose rules hold for a parameter."""
         return next((one for layers, one in self.rules if fnmatchcase(name, layers)), self.router)
+
+    def expected(self, slot: Slot, dtype: str) -> Route:
+        """The route that a tensor will get which no call has brought yet."""
+        route = self.router_of(slot.name).choose(slot.name, slot.shape, dtype)
+        return route.among(self._ranks.group.size) if hasattr(self._ranks, "group") else route
 
     def change(self, layers: str, slots: Sequence[Slot], route: Route) -> None:
         """Changes the routes of the slots that match a name pattern, and of later ones.

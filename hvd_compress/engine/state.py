@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from hvd_compress.codecs.base import Shape, as_matrix
-from hvd_compress.engine.residuals import Factor, Owned, in_place, transpose
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.parameters import Slot
+from hvd_compress.engine.residuals import Factor, LastExchange, Owned, in_place, norm_of, transpose
 from hvd_compress.engine.state_checks import OWNED_FIELDS, check, check_parts, expect_state
 from hvd_compress.exchanges.layout import OwnedPart
 from hvd_compress.ranks import resize as rule
@@ -19,108 +19,141 @@ from hvd_compress.ranks import resize as rule
 _VERSION = 1
 
 
-def snapshot(slots: Iterable[Slot], rank: int, size: int, seed: int) -> dict[str, Any]:
-    """The state that determines the next payloads, in addition to the configuration."""
-    tensors = {
-        slot.name: {
-            "residual": slot.residual,
-            "residual_scale": slot.residual_scale,
-            "step": slot.step,
-            "exchanges": slot.exchanges,
-            "owned": None if slot.owned is None else _as_dict(slot.owned),
-            "factor": None if slot.factor is None else slot.factor.residual,
+class State:
+    """What a compressor keeps from step to step: residuals, positions in the noise, and owned parts.
+
+    Args:
+        slots: the parameters, which hold their own.
+        seed: the seed of the noise.
+
+    Attributes:
+        slots, seed: the arguments of these names.
+        last: the changes of the last exchange.
+    """
+
+    def __init__(self, slots: Iterable[Slot], seed: int) -> None:
+        self.slots, self.seed = slots, seed
+        self.last = LastExchange()
+
+    def norm(self, device: torch.device) -> torch.Tensor:
+        """The l2 norm of all residuals together, without loss scaling."""
+        return norm_of(self.slots, device)
+
+    def forget(self) -> None:
+        """Discards everything but positions in the noise."""
+        for slot in self.slots:
+            begin_with(slot, None)
+            slot.factor = None
+        self.last.replace()
+
+    def snapshot(self, rank: int, size: int) -> dict[str, Any]:
+        """The state that determines the next payloads, in addition to the configuration."""
+        tensors = {
+            slot.name: {
+                "residual": slot.residual,
+                "residual_scale": slot.residual_scale,
+                "step": slot.step,
+                "exchanges": slot.exchanges,
+                "owned": None if slot.owned is None else _as_dict(slot.owned),
+                "factor": None if slot.factor is None else slot.factor.residual,
+            }
+            for slot in self.slots
         }
-        for slot in slots
-    }
-    return {"version": _VERSION, "rank": rank, "size": size, "seed": seed, "tensors": tensors}
+        return {
+            "version": _VERSION,
+            "rank": rank,
+            "size": size,
+            "seed": self.seed,
+            "tensors": tensors,
+        }
 
+    def restore(
+        self,
+        state: dict[str, Any],
+        rank: int,
+        size: int,
+        owned_by: Callable[[Slot], Owned | None],
+    ) -> None:
+        """Restores a snapshot, or raises an error before anything is changed.
 
-def restore(
-    slots: Iterable[Slot],
-    state: dict[str, Any],
-    rank: int,
-    size: int,
-    seed: int,
-    owned_by: Callable[[Slot], Owned | None],
-) -> None:
-    """Restores a snapshot, or raises an error before anything is changed.
+        If ranks now divide a gradient in another way, the residual of the part that a rank owned is added
+        to the rank's next gradient. The state of an owner step cannot be moved to another part.
 
-    If ranks now divide a gradient in another way, the residual of the part that a rank owned is added to
-    the rank's next gradient. The state of an owner step cannot be moved to another part.
+        Args:
+            owned_by: makes an empty record of this rank's part of a parameter, or returns None.
 
-    Args:
-        owned_by: makes an empty record of this rank's part of a parameter, or returns None.
+        Raises:
+            TypeError, ValueError: see :func:`hvd_compress.engine.state_checks.check`; or an owner step's
+                state is that of another part.
+        """
+        slots = list(self.slots)
+        place = {"version": _VERSION, "rank": rank, "size": size, "seed": self.seed}
+        check("load_state_dict", slots, state, place)
+        tensors = state["tensors"]
+        for slot in slots:
+            part = _owned(tensors[slot.name])
+            if part is not None and part.state:
+                _check_cut(slot, part, owned_by(slot))
+        # Copies are made before anything is changed: there may be no memory for them.
+        copies = [_copy(tensors[slot.name], slot.parameter.device) for slot in slots]
+        for slot, saved in zip(slots, copies, strict=True):
+            slot.forget()
+            slot.residual, slot.residual_scale = saved["residual"], saved["residual_scale"]
+            slot.step, slot.exchanges = saved["step"], saved["exchanges"]
+            slot.owned = _owned(saved)
+            factor = saved["factor"]
+            slot.factor = None if factor is None else Factor(factor.shape[1], residual=factor)
+        self.last.replace()
 
-    Raises:
-        TypeError, ValueError: see :func:`hvd_compress.engine.state_checks.check`; or an owner step's state
-            is that of another part.
-    """
-    slots = list(slots)
-    place = {"version": _VERSION, "rank": rank, "size": size, "seed": seed}
-    check("load_state_dict", slots, state, place)
-    tensors = state["tensors"]
-    for slot in slots:
-        part = _owned(tensors[slot.name])
-        if part is not None and part.state:
-            _check_cut(slot, part, owned_by(slot))
-    # Copies are made before anything is changed: there may be no memory for them.
-    copies = [_copy(tensors[slot.name], slot.parameter.device) for slot in slots]
-    for slot, saved in zip(slots, copies, strict=True):
-        slot.forget()
-        slot.residual, slot.residual_scale = saved["residual"], saved["residual_scale"]
-        slot.step, slot.exchanges = saved["step"], saved["exchanges"]
-        slot.owned = _owned(saved)
-        factor = saved["factor"]
-        slot.factor = None if factor is None else Factor(factor.shape[1], residual=factor)
+    def resized(
+        self,
+        states: Iterable[dict[str, Any]],
+        rank: int,
+        size: int,
+        owned_by: Callable[[Slot], Owned | None],
+    ) -> dict[str, Any]:
+        """Makes one rank's snapshot from those of all ranks of a job with another number of ranks.
 
+        For the rule, see :mod:`hvd_compress.ranks.resize`.
 
-def resize(
-    slots: Iterable[Slot],
-    states: Iterable[dict[str, Any]],
-    rank: int,
-    size: int,
-    owned_by: Callable[[Slot], Owned | None],
-) -> dict[str, Any]:
-    """Makes one rank's snapshot from those of all ranks of a job with another number of ranks.
+        Args:
+            states: the snapshots, one of each rank, in any order.
+            size: the new number of ranks.
+            owned_by: makes an empty record of this rank's part of a parameter, or returns None.
 
-    For the rule, see :mod:`hvd_compress.ranks.resize`.
-
-    Args:
-        states: the snapshots, one of each rank, in any order.
-        size: the new number of ranks.
-        owned_by: makes an empty record of this rank's part of a parameter, or returns None.
-
-    Raises:
-        TypeError, ValueError: see :func:`hvd_compress.engine.state_checks.check`; or there is not one
-            snapshot of each rank, or the snapshots are those of different steps or models.
-    """
-    slots, states = list(slots), list(states)
-    for state in states:
-        expect_state("load_resized", state)
-    places = [(state.get("rank"), state.get("size")) for state in states]
-    numbers = all(type(rank) is int and type(of) is int for rank, of in places)
-    if not numbers or sorted(places) != [(rank, len(states)) for rank in range(len(states) or 1)]:
-        raise ValueError(
-            f"load_resized: expected one state of each rank, got those of ranks "
-            f"{[rank for rank, _ in places]} of {sorted({str(of) for _, of in places})}"
-        )
-    states.sort(key=lambda state: state["rank"])
-    # Seeds are compared where the result is loaded, and among the states here.
-    place = {"version": _VERSION, "seed": states[0].get("seed", 0)}
-    for number, state in enumerate(states):
-        check(f"load_resized: rank {number}", slots, state, place)
-    tensors = {}
-    for slot in slots:
-        saved = [state["tensors"][slot.name] for state in states]
-        for field in ("step", "exchanges"):
-            if len({one[field] for one in saved}) > 1:
-                raise ValueError(
-                    f"load_resized: {slot.name}: expected states of one step, got {field} "
-                    f"{[one[field] for one in saved]}"
-                )
-        check_parts(f"load_resized: {slot.name}", slot.shape, [one["owned"] for one in saved])
-        tensors[slot.name] = _resized(saved, slot.shape, rank, size, owned_by(slot))
-    return {**states[0], "rank": rank, "size": size, "tensors": tensors}
+        Raises:
+            TypeError, ValueError: see :func:`hvd_compress.engine.state_checks.check`; or there is not one
+                snapshot of each rank, or the snapshots are those of different steps or models.
+        """
+        slots, states = list(self.slots), list(states)
+        for state in states:
+            expect_state("load_resized", state)
+        places = [(state.get("rank"), state.get("size")) for state in states]
+        numbers = all(type(rank) is int and type(of) is int for rank, of in places)
+        if not numbers or sorted(places) != [
+            (rank, len(states)) for rank in range(len(states) or 1)
+        ]:
+            raise ValueError(
+                f"load_resized: expected one state of each rank, got those of ranks "
+                f"{[rank for rank, _ in places]} of {sorted({str(of) for _, of in places})}"
+            )
+        states.sort(key=lambda state: state["rank"])
+        # Seeds are compared where the result is loaded, and among the states here.
+        place = {"version": _VERSION, "seed": states[0].get("seed", 0)}
+        for number, state in enumerate(states):
+            check(f"load_resized: rank {number}", slots, state, place)
+        tensors = {}
+        for slot in slots:
+            saved = [state["tensors"][slot.name] for state in states]
+            for field in ("step", "exchanges"):
+                if len({one[field] for one in saved}) > 1:
+                    raise ValueError(
+                        f"load_resized: {slot.name}: expected states of one step, got {field} "
+                        f"{[one[field] for one in saved]}"
+                    )
+            check_parts(f"load_resized: {slot.name}", slot.shape, [one["owned"] for one in saved])
+            tensors[slot.name] = _resized(saved, slot.shape, rank, size, owned_by(slot))
+        return {**states[0], "rank": rank, "size": size, "tensors": tensors}
 
 
 def unsent(saved: dict[str, Any], shape: Shape) -> torch.Tensor:

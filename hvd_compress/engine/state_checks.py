@@ -11,7 +11,7 @@ import torch
 
 from hvd_compress.codecs.base import Shape, as_matrix
 from hvd_compress.codecs.checks import check_number
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.parameters import Slot
 
 _POSITIONS = ("step", "exchanges")
 _FIELDS = ("residual", "residual_scale", *_POSITIONS, "owned", "factor")

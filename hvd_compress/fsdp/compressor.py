@@ -14,13 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard
 from hvd_compress.codecs.checks import check_choice
-from hvd_compress.distributed.keys import local
-from hvd_compress.distributed.meshes import FLAT, replicas
 from hvd_compress.engine.autograd import has_gradient_hook
 from hvd_compress.engine.batch import Batch
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.executors import keep_from_reuse
 from hvd_compress.engine.options import Options
+from hvd_compress.engine.parameters import local
 from hvd_compress.engine.state_checks import expect_state
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.fsdp.passes import BackwardPass
@@ -28,6 +27,7 @@ from hvd_compress.fsdp.ranks import MeshRanks
 from hvd_compress.fsdp.reduce_scatter import REMEDY
 from hvd_compress.fsdp.sharding import Unit, sharded
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
+from hvd_compress.process_group.meshes import FLAT, replicas
 from hvd_compress.process_group.step import Bucket
 from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
 
@@ -69,10 +69,6 @@ class Compressor(ProcessGroupCompressor):
 
     _remedy = REMEDY
     _ranks: MeshRanks
-    _idle_after = (
-        "a backward pass that has come to its end, or after model.reset_iter_state() if an error has "
-        "broken it off"
-    )
 
     def __init__(
         self,
@@ -125,7 +121,7 @@ class Compressor(ProcessGroupCompressor):
             ExchangeError: the backward pass had several exchanges, and one before the last counts as sent;
                 or as in :meth:`.CompressorBase.drop_step`. Nothing has changed then.
         """
-        self._expect_idle("drop_step")
+        self._ranks.expect_idle("drop_step")
         if not all(self._dropped[:-1]):
             raise ExchangeError(
                 f"drop_step: expected a backward pass with one exchange, got one with "
@@ -147,7 +143,7 @@ class Compressor(ProcessGroupCompressor):
         Raises:
             ValueError: the rank, mesh, seed or model differs; nothing has changed then.
         """
-        self._begin_loading("load_state_dict")
+        self._ranks.meet("load_state_dict")
         expect_state("load_state_dict", state)
         if state.get("shard") != self._ranks.shard:
             raise ValueError(
@@ -170,7 +166,7 @@ class Compressor(ProcessGroupCompressor):
             ValueError: there is not one state of each rank, or the number of shards, seed or model differs;
                 nothing has changed then.
         """
-        self._begin_loading("load_resized")
+        self._ranks.meet("load_resized")
         states = list(states)
         for state in states:
             expect_state("load_resized", state)
@@ -387,7 +383,7 @@ class Compressor(ProcessGroupCompressor):
         return {
             **self._routes.router.settings,
             "warmup_steps": self.warmup_steps,
-            "seed": self._seed,
+            "seed": self._state.seed,
             "owner_step": self._owner_step_text,
             "parameters": [slot.name for slot in self._slots],
         }

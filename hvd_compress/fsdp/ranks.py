@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.codecs.checks import check_choice
-from hvd_compress.distributed.meshes import FLAT
 from hvd_compress.engine.executors import device_of
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.process_group.meshes import FLAT
 from hvd_compress.process_group.ranks import GroupRanks
 from hvd_compress.ranks.errors import ExchangeError
 
@@ -30,6 +30,11 @@ class MeshRanks(GroupRanks):
         shards: the argument of that name.
         shard: this rank's number among these ranks, and how many they are.
     """
+
+    idle_after = (
+        "a backward pass that has come to its end, or after model.reset_iter_state() if an error has "
+        "broken it off"
+    )
 
     def __init__(self, process_group: dist.ProcessGroup | None, shards: dist.ProcessGroup) -> None:
         super().__init__(process_group)

@@ -17,9 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from hvd_compress.distributed.keys import like
-from hvd_compress.engine.parameters import parameters
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.parameters import Slot, like, parameters
 
 
 @dataclass(frozen=True)

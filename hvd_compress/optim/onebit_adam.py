@@ -17,13 +17,12 @@ from torch.distributed.tensor import DTensor, Shard
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
-from hvd_compress.distributed.begin import begin_alike
-from hvd_compress.distributed.compressor import compressor_of, group_of
-from hvd_compress.distributed.keys import local
-from hvd_compress.distributed.meshes import Verdicts, one_mesh
-from hvd_compress.engine.parameters import parameters
+from hvd_compress.distributed.begin import begin_alike, compressor_of, group_of
+from hvd_compress.engine.parameters import local, parameters
 from hvd_compress.engine.sums import ordered_sum
 from hvd_compress.exchanges.routing import Route
+from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.process_group.meshes import Verdicts, one_mesh
 from hvd_compress.process_group.values import problem_told
 
 _log = logging.getLogger(__name__)
@@ -218,12 +217,14 @@ class OneBitAdam(torch.optim.Optimizer):
         sent = [part.messages() for part in parts]
         names = [name for part in parts for name in part.named]
         averages = [tensor for tensors in sent for tensor in tensors]
-        finite, verdicts = [False], Verdicts(self._mesh())
+        mesh = self._mesh()
+        ranks = None if mesh is None else collectives_of(mesh.get_group())
+        finite, verdicts = [False], Verdicts(ranks)
 
         def accept() -> bool:
             # Ranks with the same shard have the same bits, so that all decide alike.
             own = [local(one).isfinite().all() for one in averages]
-            finite[0] = verdicts.all_finite(not own or bool(torch.stack(own).all()))
+            finite[0], _ = verdicts.judge(not own or bool(torch.stack(own).all()))
             return finite[0]
 
         device = self.param_groups[0]["params"][0].device
@@ -263,7 +264,7 @@ class OneBitAdam(torch.optim.Optimizer):
                 state["variance_norm"] = float(_sum(state["exp_avg_sq"]))
             now = sum(state["variance_norm"] for state in states)
             if now > 0 and min(now, before) >= _STABLE * max(now, before):
-                self._compressor.end_warmup(names)
+                self._compressor.keys.end_warmup(names, self._compressor.warmup_steps)
                 part.count(self._compressor)
                 _log.info("the variance of %d parameters is stable; their warm-up ends", len(names))
 
@@ -281,7 +282,7 @@ class OneBitAdam(torch.optim.Optimizer):
                 late.append(name)
             elif not self._warm(part.named[name]) and _make_known(state["exp_avg_sq"]):
                 unknown.append(name)
-        self._compressor.restart_warmup(skipped + late)
+        self._compressor.keys.restart_warmup(skipped + late)
         self._zeros.update(late)
         warmup = part.variance_steps if self._auto else self._compressor.warmup_steps
         named = part.named
@@ -307,7 +308,7 @@ class OneBitAdam(torch.optim.Optimizer):
         """
         for part in parts:
             for name, state in zip(part.named, part.states, strict=True):
-                counted = self._compressor.exchanges(name)
+                counted = self._compressor.keys.exchanges(name)
                 if counted != state["calls"]:
                     problem = ValueError(
                         f"OneBitAdam.step: {name}: expected states of the optimizer and of its compressor "
@@ -379,7 +380,7 @@ class _Part:
     def count(self, compressor: hvdc.Compressor) -> None:
         """Takes over the compressor's counts of exchanges, whether or not the step is made."""
         for name, state in zip(self.named, self.states, strict=True):
-            state["calls"] = compressor.exchanges(name)
+            state["calls"] = compressor.keys.exchanges(name)
 
     def update(self, averages: list[torch.Tensor]) -> None:
         """Makes the step with the averages of all ranks' :meth:`messages`."""

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 
 import hvd_compress.distributed as hvdc
 from hvd_compress.codecs import Codec, checks
-from hvd_compress.distributed.begin import begin_alike
-from hvd_compress.distributed.compressor import Work, compressor_of, group_of
+from hvd_compress.distributed.begin import begin_alike, compressor_of, group_of
+from hvd_compress.distributed.compressor import Work
 from hvd_compress.engine.parameters import parameters
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.device_collectives import collectives_of

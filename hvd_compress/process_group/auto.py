@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from hvd_compress.engine.auto import Planning
+from hvd_compress.engine.planned import state_of
 from hvd_compress.process_group.compressor import ProcessGroupCompressor
 
 DEFAULT_EXCHANGES = ("allgather", "two_shot")
@@ -17,8 +18,8 @@ class GroupPlanning(Planning, ProcessGroupCompressor):
     """The base of each ``Auto`` over torch.distributed, listed before the frontend's compressor."""
 
     def __getstate__(self) -> dict[str, Any]:
-        choices, plan = self._choices, self._plan_state()
-        return {**super().__getstate__(), "choices": choices, "planner": plan}
+        plan = state_of(self._planned, self._saved_plan)
+        return {**super().__getstate__(), "choices": self._choices, "planner": plan}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._choices, self._saved_plan = state["choices"], state["planner"]

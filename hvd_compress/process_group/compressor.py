@@ -12,14 +12,13 @@ from hvd_compress.codecs.refusal import refuse
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.executors import device_of
 from hvd_compress.engine.options import Options
-from hvd_compress.engine.slots import Slot
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.packing import Packer
 from hvd_compress.process_group.ranks import GroupRanks
 from hvd_compress.process_group.stateful import expect_own_names
 from hvd_compress.process_group.step import Bucket, Step
-from hvd_compress.ranks.counters import Counters
 
 
 class ProcessGroupCompressor(CompressorBase):
@@ -62,7 +61,7 @@ class ProcessGroupCompressor(CompressorBase):
             ExchangeError: gradients are being exchanged.
         """
         self._ranks.expect_default("pickle or copy")
-        self._expect_idle("pickle or copy")
+        self._ranks.expect_idle("pickle or copy")
         self._kernels.settle()
         group = self._ranks.group if self._ranks.joined else None
         return {
@@ -78,16 +77,7 @@ class ProcessGroupCompressor(CompressorBase):
     def __setstate__(self, state: dict[str, Any]) -> None:
         ranks, options = GroupRanks(), state["options"]
         ProcessGroupCompressor.__init__(self, state["slots"], state["codec"], ranks, **options)
-        self._continue_copy(state)
-
-    def _continue_copy(self, state: dict[str, Any]) -> None:
-        self._routes.rules = state["rules"]
-        self.counters = state["counters"]
-        if state["exchanged"]:
-            self._use.begin()
-        self._ranks.origin = state["origin"]
-        if self.counters.encoded_elements:
-            self._first_step = None
+        continue_copy(self, state)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, noise positions and owned parts; every rank saves its own state.
@@ -148,18 +138,27 @@ class ProcessGroupCompressor(CompressorBase):
         self._begin_encoding()
         ranks.begin_step()
         asked = Agreement(ranks.collectives, self._configuration()) if asks else None
+
+        def count(buckets: Iterable[Bucket]) -> None:
+            for bucket in buckets:
+                bucket.count(self.counters)
+
         return Step(
             ranks.collectives,
             ranks.driver,
             asked,
             lambda: ranks.prepare(self._slots),
-            lambda buckets: count(buckets, self.counters),
+            count,
             anywhere,
         )
 
 
-def count(buckets: Iterable[Bucket], counters: Counters) -> None:
-    """Adds the traffic of buckets whose results have arrived to the counters."""
-    for bucket in buckets:
-        for run in bucket.runs:
-            run.content.count(counters)
+def continue_copy(copy: ProcessGroupCompressor, state: dict[str, Any]) -> None:
+    """Gives a copy, made with the same arguments, what has changed since."""
+    copy._routes.rules = state["rules"]
+    copy.counters = state["counters"]
+    if state["exchanged"]:
+        copy._use.begin()
+    copy._ranks.origin = state["origin"]
+    if copy.counters.encoded_elements:
+        copy._first_step = None

@@ -9,10 +9,10 @@ import torch
 
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import CUDA_KERNELS
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.residuals import Changes
 from hvd_compress.engine.routes import Routes, sent_dtype
 from hvd_compress.engine.run import Run
-from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.process_group.step import Bucket
 from hvd_compress.ranks.counters import Counters

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.ranks import Ranks
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.hosts import Hosts

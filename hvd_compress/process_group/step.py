@@ -17,6 +17,7 @@ from hvd_compress.process_group.agreement import Agreement
 from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.driver import Driver
 from hvd_compress.process_group.private import fail
+from hvd_compress.ranks.counters import Counters
 
 
 @dataclass(eq=False)
@@ -67,6 +68,11 @@ class Bucket:
         self.changes.settle(dropped)
         for run in self.runs:
             run.content.settle(dropped)
+
+    def count(self, counters: Counters) -> None:
+        """Adds the traffic to the counters, when the results have arrived."""
+        for run in self.runs:
+            run.content.count(counters)
 
     def resolve(self, error: Exception | None = None) -> None:
         """Completes the future, unless it is complete."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hvd_compress.elastic.commits import Commit, Commits, Positions
-from hvd_compress.engine.state import begin_with, restore, snapshot, unsent
+from hvd_compress.engine.state import begin_with, unsent
 from hvd_compress.torch.compressor import Compressor
 from hvd_compress.torch.values import tell
 
@@ -51,9 +51,9 @@ class TorchCommits(Commits):
         Raises:
             ExchangeError: gradients are being sent.
         """
-        self.compressor._expect_idle("commit")
+        self.compressor._ranks.expect_idle("commit")
         self.compressor._kernels.settle()
-        state = copy.deepcopy(snapshot(self._slots, *self.place, self.compressor._seed))
+        state = copy.deepcopy(self.compressor._state.snapshot(*self.place))
         positions = [(slot.step, slot.exchanges) for slot in self._slots]
         names, sizes = [slot.name for slot in self._slots], [slot.count for slot in self._slots]
         return Commit(self.place, positions, names, sizes, state)
@@ -78,8 +78,8 @@ class TorchCommits(Commits):
 
     def _go_back(self, commit: Commit, positions: Positions) -> None:
         state = commit.state
-        place = state["rank"], state["size"], state["seed"]
-        restore(self._slots, state, *place, self.compressor._routes.owned_by)
+        owned_by = self.compressor._routes.owned_by
+        self.compressor._state.restore(state, state["rank"], state["size"], owned_by)
         self._continue_at(positions)
 
     def _begin_with(
@@ -90,6 +90,6 @@ class TorchCommits(Commits):
         self._continue_at(positions)
 
     def _continue_at(self, positions: Positions) -> None:
-        self.compressor._last.replace()
+        self.compressor._state.last.replace()
         for slot, (step, exchanges) in zip(self._slots, positions, strict=True):
             slot.step, slot.exchanges = step, exchanges

@@ -13,10 +13,9 @@ from hvd_compress.codecs import Codec
 from hvd_compress.codecs.calls import guard_methods
 from hvd_compress.engine.compressor import CompressorBase
 from hvd_compress.engine.options import Options
-from hvd_compress.engine.parameters import NamedParameters
+from hvd_compress.engine.parameters import NamedParameters, Slot
 from hvd_compress.engine.residuals import Changes
 from hvd_compress.engine.routes import sent_dtype
-from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.use import Discarded
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.ranks import names, token
@@ -62,7 +61,6 @@ class Compressor(CompressorBase, HorovodCompressor):
     """
 
     _remedy = "pass it to hvd.DistributedOptimizer as compression= on every rank"
-    _idle_after = "optimizer.synchronize() or optimizer.step(), which wait for all gradients"
     _slots: Slots
     _ranks: HorovodRanks
     _changes: Changes  # Those of gradients that Horovod adds up itself.
@@ -219,9 +217,9 @@ class Compressor(CompressorBase, HorovodCompressor):
 
     def _begin(self) -> None:
         self._ranks.expect_same()
-        self._discarded.begin(self._last)
+        self._discarded.begin(self._state.last)
         self._begin_encoding()
-        self._changes = self._last.changes()
+        self._changes = self._state.last.changes()
         self._tokens.copy_(self._token)
         self._ranks.step.begin()
         self._ranks.exchanging = True

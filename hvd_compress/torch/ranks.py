@@ -8,8 +8,8 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.ranks import Ranks
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges import hosts
 from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.hosts import Hosts
@@ -38,6 +38,7 @@ class HorovodRanks(Ranks):
         exchanging: whether a step has begun whose first gradient has not been reduced.
     """
 
+    idle_after = "optimizer.synchronize() or optimizer.step(), which wait for all gradients"
     collectives: HorovodCollectives
     step: HorovodStep
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from hvd_compress.engine.parameters import NamedParameters
-from hvd_compress.engine.slots import Slot, slots_of
+from hvd_compress.engine.parameters import NamedParameters, Slot, slots_of
 
 
 class Slots:

@@ -14,8 +14,8 @@ from hvd_compress.codecs import PayloadError
 from hvd_compress.engine.autograd import after_backward
 from hvd_compress.engine.batch import Batch, judge
 from hvd_compress.engine.batches import Batches
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.run import Content, Run
-from hvd_compress.engine.slots import Slot
 from hvd_compress.engine.uncompressed import Uncompressed
 from hvd_compress.exchanges import buckets
 from hvd_compress.exchanges.hosts import Hosts

@@ -50,9 +50,9 @@ def held(diloco: DiLoCo, compressor: hvdc.Compressor) -> dict[str, Any]:
 
 def wait_for_norms(compressor: hvdc.Compressor) -> None:
     """Waits until the norms of the last exchange have come."""
-    assert compressor._norms is not None
+    assert compressor._ranks.norms is not None
     end = time.monotonic() + 60
-    while not compressor._norms.complete:
+    while not compressor._ranks.norms.complete:
         if time.monotonic() > end:
             raise TimeoutError("expected the norms of all ranks within a minute")
         time.sleep(0.01)

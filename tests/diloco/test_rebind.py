@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import hvd_compress.distributed as hvdc
 from hvd_compress import OneBit
-from hvd_compress.diloco.progress import Progress, all_to_send, behind, merged, sources
+from hvd_compress.diloco.members import Progress, all_to_send, behind, merged, sources
 from tests import jobs
 from tests.ddp.test_states_that_do_not_fit import _alike
 from tests.diloco import member
@@ -165,7 +165,7 @@ def test_a_rank_leaves_with_nothing_lost_whatever_the_exchange() -> None:
         if dist.get_rank() == 2:
             continue
         again = hvdc.Compressor(OneBit(), exchange=exchange, threshold=0)
-        again.load_for_rebind(states[dist.get_rank()]["compressor"])
+        again.members.load(states[dist.get_rank()]["compressor"])
         again.rebind(pair)
         for name, after in member.unsent_of(again.state_dict()).items():
             dist.all_reduce(after, group=pair)
@@ -292,7 +292,7 @@ def test_a_norm_is_of_the_last_exchange_or_said_to_be_older() -> None:
     norm = torch.tensor([compressor.residual_norm()], dtype=torch.float64)
     norms = [torch.empty_like(norm) for _ in range(2)]
     dist.all_gather(norms, norm)
-    known = compressor._norms
+    known = compressor._ranks.norms
     assert known is not None and known.of([1]) == f"{norms[1].item():.6g}"
     assert float(known.of([0, 1])) == pytest.approx(torch.cat(norms).norm().item(), rel=1e-5)
     if dist.get_rank() == 0:
@@ -304,7 +304,7 @@ def test_a_norm_is_of_the_last_exchange_or_said_to_be_older() -> None:
 def test_norms_that_arrive_in_another_order() -> None:
     """Threads of a group may finish the gathering of a later exchange first."""
     model, diloco, compressor = _exchanged()
-    known, calls = compressor._norms, []
+    known, calls = compressor._ranks.norms, []
     assert known is not None
     with mock.patch.object(known.ranks, "when_over", lambda work, over: calls.append((work, over))):
         _train(diloco, model, range(2, 6))
@@ -375,10 +375,14 @@ def test_who_has_come_furthest() -> None:
             (None, {}, {"p": False, "q": False}),
             ("a", {"a": [(1, 0)]}, {"p": False}),
             ("a", {"a": [(1, 0)]}, {"p": True, "r": False}),
+            ("a", {"a": [(0, 0)]}, {"p": False, "s": True}),
         )
     ]
-    assert all_to_send(sending) == {"p": True, "r": False}, "a new rank sends what others do"
-    assert all_to_send(sending[:1]) == sending[0].to_send
+    names = [["p", "q", "r", "s"]]
+    assert all_to_send(sending, [1], names) == {"p": True, "r": False}, (
+        "a rank that is new or behind sends what others do"
+    )
+    assert all_to_send(sending[:1], [0], names) == sending[0].to_send
     fresh = told("a", a=[(0, 0)])
     assert behind([fresh, begun[0]], [0], 1) == [0], "its parameters may be others"
 

@@ -222,7 +222,7 @@ def test_weights_that_are_loaded_into_one_shard_arrive_after_a_checkpoint() -> N
             train(one, its_net, worker, range(5, 12))
         assert_same_bits(parts(other.common_parameters), parts(diloco.common_parameters))
         assert other.compressor.residual_norm() == diloco.compressor.residual_norm()
-    other.steps += mesh.get_local_rank("shard") == 1
+    other._members.steps += mesh.get_local_rank("shard") == 1
     with pytest.raises(hvdc.ExchangeError, match="steps: 12 on rank 0, 13 on rank 1"):
         ShardedState(other).state_dict()
     dist.barrier()

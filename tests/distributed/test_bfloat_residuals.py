@@ -45,7 +45,7 @@ def test_they_take_half_the_memory() -> None:
         compressor = _compressor(dtype)
         for step in range(3):
             _step(compressor, step)
-        holders = compressor._keys.slots.values()
+        holders = compressor.keys.slots.values()
         both = [one for slot in holders for one in (slot.residual, slot.next_residual)]
         assert all(one is not None and one.dtype == dtype for one in both)
         assert sum(one.nbytes for one in both if one is not None) == expected * COUNT

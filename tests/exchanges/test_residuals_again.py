@@ -12,10 +12,10 @@ import torch
 from hvd_compress.codecs import OneBit
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.parameters import Slot, slots_of
 from hvd_compress.engine.plan import Common
 from hvd_compress.engine.residuals import Holder
 from hvd_compress.engine.run import Run
-from hvd_compress.engine.slots import Slot, slots_of
 from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.routing import Route
 

@@ -12,8 +12,8 @@ import torch
 from hvd_compress.codecs import ErrorFeedback
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.plan import Common
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.comm import Group
 from hvd_compress.exchanges.routing import Route
 from hvd_compress.exchanges.shards import Shards

@@ -11,9 +11,9 @@ from hvd_compress.codecs import Codec, ErrorFeedback
 from hvd_compress.engine.batch import Batch, judge
 from hvd_compress.engine.batches import Batches
 from hvd_compress.engine.executors import Executors
+from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.plan import Common
 from hvd_compress.engine.run import Run
-from hvd_compress.engine.slots import Slot
 from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.hosts import Hosts
 from hvd_compress.exchanges.routing import Route

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hvd_compress.engine.slots import slots_of
+from hvd_compress.engine.parameters import slots_of
 
 
 def _names(model: nn.Module) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from hvd_compress.exchanges.default import AUTO
 from hvd_compress.exchanges.registry import EXCHANGES
-from hvd_compress.process_group.device_collectives import collectives_of
+from hvd_compress.process_group.collectives import Collectives
 from hvd_compress.process_group.private import is_unregistered
 from hvd_compress.ranks.errors import ExchangeError, another_shard_failed
 
@@ -21,52 +21,92 @@ FLAT = (AUTO, *(name for name, one in EXCHANGES.items() if set(one.stages) == {"
 """The exchanges that do not depend on hosts: on a mesh, the ranks of a host hold different shards."""
 
 
-_FINITE, _NOT_FINITE, _FAILED = range(3)
+_NOT_FINITE, _FINITE, _FAILED, _LOST = range(4)
 
 
 class Verdicts:
     """Combines the findings of the ranks that share parameters out, each about its shards of averages.
 
+    What the ranks decide about averages, such as to drop them, they have to decide alike for all shards.
+
     Args:
-        mesh: the mesh of one dimension over which the parameters are sharded; None means that each rank has
-            all of them.
+        ranks: these ranks; None means that each rank has all of the parameters.
     """
 
-    def __init__(self, mesh: DeviceMesh | None) -> None:
-        self._mesh = mesh
-        self._met = False
+    def __init__(self, ranks: Collectives | None) -> None:
+        self._ranks = ranks
+        self._met = self._apart = False
 
-    def all_finite(self, finite: bool) -> bool:
-        """Whether the averages of all shards are finite; the ranks of all shards call it.
+    def judge(
+        self, finite: bool, changed: Sequence[bool] = (), exchange: int = 0
+    ) -> tuple[bool, list[bool]]:
+        """Combines what the ranks have found in their shards of averages; all of them call it.
 
         Args:
-            finite: whether this rank's are.
+            finite: whether this rank's are finite.
+            changed: for each parameter, whether this rank's average is not zero everywhere.
+            exchange: the number of the exchange, where several may be in progress.
+
+        Returns:
+            Whether all shards are finite; for each parameter, whether some shard's average is not zero.
 
         Raises:
             ExchangeError: the exchange of another shard has failed.
+            RuntimeError: it has failed since a rank is lost; or another exchange has failed.
         """
         self._met = True
-        found = self._gather(_FINITE if finite else _NOT_FINITE)
-        if _FAILED in found:
+        if self._ranks is None:
+            return finite, list(changed)
+        words = self._gather(_FINITE if finite else _NOT_FINITE, exchange)
+        _check_none_lost(words)
+        if _FAILED in words:
             raise another_shard_failed()
-        return found == [_FINITE] * len(found)
+        masks = self._ranks.gather_numbers(*changed) if changed else []
+        return _NOT_FINITE not in words, [any(flags) for flags in zip(*masks, strict=True)]
 
     @contextlib.contextmanager
-    def failure_told(self) -> Iterator[None]:
-        """Makes the other ranks' :meth:`all_finite` raise if this block raises an error before its own."""
+    def failure_told(self, exchange: int = 0) -> Iterator[None]:
+        """Makes the other ranks' :meth:`judge` raise an error if this block raises one before its own.
+
+        Args:
+            exchange: the number of the exchange; -1 if the block belongs to none.
+
+        Raises:
+            RuntimeError: this block has raised an error, and a rank is lost that exchanges another shard.
+        """
         self._met = False
         try:
             yield
-        except Exception:
-            if not self._met:
+        except Exception as error:
+            if not self._met and self._ranks is not None:
+                known, words = isinstance(error, (ExchangeError, TypeError, ValueError)), []
                 with contextlib.suppress(Exception):
-                    self._gather(_FAILED)
+                    words = self._gather(_FAILED if known else _LOST, exchange)
+                if known:
+                    _check_none_lost(words)
             raise
 
-    def _gather(self, word: int) -> list[int]:
-        if self._mesh is None:
-            return [word]
-        return [row[0] for row in collectives_of(self._mesh.get_group()).gather_numbers(word)]
+    def _gather(self, own: int, exchange: int) -> list[int]:
+        if not self._apart:
+            assert self._ranks is not None
+            rows = self._ranks.gather_numbers(own, exchange)
+            words = [word for word, _ in rows]
+            together = all(number == exchange for _, number in rows)
+            # On all of these ranks: each now ends the exchanges that it has in progress, and others may
+            # have begun fewer, so that their next calls would not belong together.
+            self._apart = not together or _LOST in words
+            if together:
+                return words
+        raise RuntimeError(
+            "expected averages of all shards, but another shard's exchange of another fragment failed, or "
+            "its rank is lost: call rebind() on all ranks"
+        )
+
+
+def _check_none_lost(words: Sequence[int]) -> None:
+    """Raises ``RuntimeError`` if one of the words of a worker's ranks is ``_LOST``."""
+    if _LOST in words:
+        raise RuntimeError("a rank is lost that exchanges another shard of this worker")
 
 
 def one_mesh(owner: str, named: Mapping[str, torch.Tensor]) -> DeviceMesh | None:
