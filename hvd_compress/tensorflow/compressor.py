@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -41,7 +41,7 @@ from hvd_compress.tensorflow.exchanges import registry
 from hvd_compress.tensorflow.exchanges.base import GraphExchange
 from hvd_compress.tensorflow.graphs import Beginning, beginnings_in, graph_of, is_outermost
 from hvd_compress.tensorflow.guard import check_who_hashes
-from hvd_compress.tensorflow.native import open_cuda, operations
+from hvd_compress.tensorflow.native import open_cuda
 from hvd_compress.tensorflow.placement import HOST, choose, is_gpu
 from hvd_compress.tensorflow.reduction import scale_of
 from hvd_compress.tensorflow.slots import GraphSlot
@@ -140,11 +140,10 @@ class Compressor(tf.Module, HorovodCompressor):
             say_alone()
         self._warmup_steps = warmup_steps
         self._seed = seed
-        self._ops = operations()
+        self._coder = Coder(seed, warmup_steps, threads, self._device)
+        self._ops, self._ledger = self._coder.operations, self._coder.ledger
         if is_gpu(self._device):
             open_cuda()
-        self._ledger = self._ops.hvdc_ledger()
-        self._coder = Coder(self._ops, self._ledger, seed, warmup_steps, threads, self._device)
         # "auto" gathers gradients whose shape tracing does not know.
         self._set_exchanges([exchange, "allgather"] if auto else [exchange])
         self._warned_of_nothing = False
@@ -192,7 +191,9 @@ class Compressor(tf.Module, HorovodCompressor):
         state = slot.handles
         if source.call and is_outermost(graph):
             if beginning.shared is None:
-                beginning.shared = SharedTrace(graph, self._slot_like, beginning.exchanges)
+                beginning.shared = SharedTrace(
+                    graph, self._slot_like, partial(self._exchange_now, beginning)
+                )
             state = beginning.shared.handles(source, turn, slot)
         if slot.route.uncompressed:
             return self._start_uncompressed(slot, tensor, beginning)
@@ -535,17 +536,25 @@ class Compressor(tf.Module, HorovodCompressor):
             earlier.append(beginning)
         return earlier[-1]
 
-    def _expect(self, beginning: Beginning) -> None:
-        """Tells the ledger what has been traced so far; Horovod does not say which gradient is the last."""
-        scales = [bucket.scales for bucket in beginning.buckets]
+    def _expect(self, beginning: Beginning, buckets: Sequence[GraphBucket] = ()) -> None:
+        """Tells the ledger what has been traced so far; Horovod does not say which gradient is the last.
+
+        Args:
+            beginning: the beginning of the exchange.
+            buckets: the buckets whose layouts are other ones than before.
+        """
         with tf.init_scope(), tf.device(HOST):
-            self._ops.hvdc_expect(
-                self._ledger,
-                tf.constant(beginning.graph, tf.int64),
-                tf.constant(len(beginning.slots), tf.int64),
-                tf.constant([len(members) for members in scales], tf.int64),
-                tf.constant([*itertools.chain.from_iterable(scales)], tf.float64),
-            )
+            self._coder.expect(beginning.graph, len(beginning.slots))
+            for bucket in buckets:
+                slots = [beginning.slots[place] for place in bucket.places]
+                layouts = self._exchanges[bucket.exchange].layouts(slots)
+                self._coder.lay_out(beginning.graph, bucket, slots, layouts)
+
+    def _exchange_now(self, beginning: Beginning, slots: Sequence[GraphSlot]) -> None:
+        """Called when a trace that several lists of variables share is called for some slots."""
+        if slots != beginning.slots:
+            beginning.exchanges(slots)
+            self._expect(beginning, beginning.buckets)
 
     def _takes_part(self) -> bool:
         """Whether the branch in which :meth:`compress` is called runs on this rank."""
@@ -580,10 +589,9 @@ class Compressor(tf.Module, HorovodCompressor):
     ) -> _Started:
         exchange = self._exchanges[slot.route.exchange]
         bucket = beginning.bucket_for(slot)
-        member = bucket.add(slot)
-        cut = exchange.cut(slot)
-        ordered = cut.ordered(gradient)
-        token = self._coder.submit(bucket, member, ordered, beginning.begun, cut, state)
+        member = bucket.add(slot, len(beginning.slots) - 1)
+        ordered = exchange.ordered(slot, gradient)
+        token = self._coder.submit(bucket, member, ordered, beginning.begun, state)
         if member == 0:
             message, sizes, bucket.encoded = exchange.encode(bucket, token, beginning.everybody)
             bucket.arrived = tf.cond(
@@ -595,18 +603,23 @@ class Compressor(tf.Module, HorovodCompressor):
 
         def finish(reduced: tf.Tensor) -> tf.Tensor:
             scale = scale_of(reduced.op, slot, self._collectives.process_set, self._size)
-            bucket.scales[member] = scale
+            if member and scale != bucket.scale:
+                raise ExchangeError(
+                    f"{slot.label}: expected the factor {bucket.scale} of the call's other gradients, got "
+                    f"{scale}: exchange gradients with other factors in another call"
+                )
+            bucket.scale = scale
             if slot.scale != scale:
                 slot.scale = scale
                 with tf.init_scope():
                     self._step.forget_agreement()
-            self._expect(beginning)
+            self._expect(beginning, [bucket])
             # TensorFlow runs only what a result depends on. No result depends on what Horovod makes of the
             # token, so that TensorFlow leaves its sum out.
             decoded = [exchange.decode(bucket)] if member == 0 else []
             with tf.control_dependencies(decoded):
                 result = self._coder.run("result", bucket, token, ordered, member=member)
-            return cut.restored(result, slot.shape or ())
+            return exchange.restored(slot, result)
 
         return token, finish
 
