@@ -81,4 +81,8 @@ def spec_for(codec: Codec, shape: Shape) -> Spec:
     """
     from hvd_compress.tensorflow.reference import reference_spec  # Seldom needed.
 
-    return spec_of(codec, shape) or reference_spec(codec, shape)
+    return _spec_of(codec, shape) or reference_spec(codec, shape)
+
+
+_spec_of = lru_cache(maxsize=4096)(spec_of)
+"""A bucket's table is made again with each gradient that joins it."""
