@@ -81,7 +81,6 @@ class DecodeOp : public OpKernel {
       count += member.result.NumElements();
     }
     const int64_t bytes = encoded ? copies_ * layout.message->bytes : 4 * count;
-    // A rank that has joined sends a longer sum.
     if (encoded ? message.NumElements() != bytes : message.NumElements() < bytes) {
       return errors::DataLoss(layout.labels[0], ": expected a message of ", bytes, " bytes, got ",
                               message.NumElements());
