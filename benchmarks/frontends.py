@@ -32,10 +32,11 @@ from hvd_compress.engine.parameters import Slot
 from hvd_compress.engine.plan import Common
 from hvd_compress.engine.run import Run
 from hvd_compress.exchanges.comm import Group
+from hvd_compress.exchanges.layout import whole
 from hvd_compress.exchanges.routing import DEFAULT_THRESHOLD, Route
 from hvd_compress.tensorflow.buckets import GraphBucket
-from hvd_compress.tensorflow.coder import Coder, Cut
-from hvd_compress.tensorflow.native import operations
+from hvd_compress.tensorflow.coder import Coder
+from hvd_compress.tensorflow.exchanges.base import member_of
 from hvd_compress.tensorflow.slots import GraphSlot
 
 SCHEMA = "hvd_compress/frontends/1"
@@ -65,16 +66,18 @@ class GraphSide:
     """Encodes and decodes by TensorFlow's operations, in one bucket of one graph."""
 
     def __init__(self, route: Route, gradients: Sequence[np.ndarray], threads: int) -> None:
-        self._ops = operations()
-        self._ledger = self._ops.hvdc_ledger()
-        count = len(gradients)
-        self._ops.hvdc_expect(self._ledger, 1, count, [count], np.ones(count))
-        self._coder = Coder(self._ops, self._ledger, 0, 0, threads)
+        self._coder = Coder(0, 0, threads)
         self._gradients = [tf.constant(gradient) for gradient in gradients]
         self._slots = [
             GraphSlot(i, tf.float32, gradient.shape, route)
             for i, gradient in enumerate(self._gradients)
         ]
+        self._bucket = GraphBucket(0, "allgather", scale=1.0)  # Nothing is sent.
+        for slot in self._slots:
+            self._bucket.add(slot)
+        self._coder.expect(1, len(gradients))
+        layout = whole(list(map(member_of, self._slots)), 0)
+        self._coder.lay_out(1, self._bucket, self._slots, [layout])
         self._run = tf.function(self._trace)
 
     def step(self) -> None:
@@ -82,21 +85,14 @@ class GraphSide:
         self._run(self._gradients)
 
     def _trace(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-        begun, _ = self._ops.hvdc_begin(self._ledger, graph=1, first=True)
-        bucket = GraphBucket(0, "allgather")  # Nothing is sent.
+        bucket, coder = self._bucket, self._coder
+        begun, _ = coder.operations.hvdc_begin(coder.ledger, graph=1, first=True)
         tokens = [
-            self._coder.submit(
-                bucket,
-                bucket.add(slot),
-                gradient,
-                begun,
-                Cut(None, [0]),
-                slot.handles,
-            )
-            for slot, gradient in zip(self._slots, gradients, strict=True)
+            coder.submit(bucket, member, gradient, begun, slot.handles)
+            for member, (slot, gradient) in enumerate(zip(self._slots, gradients, strict=True))
         ]
-        run, first = self._coder.run, (tokens[0], tf.constant(True))
-        message, _, encoded = run("encode", bucket, *first, warmup=0, ranks=1, length=-1)
+        run, first = coder.run, (tokens[0], tf.constant(True))
+        message, _, encoded = run("encode", bucket, *first, warmup=0, ranks=1)
         decoded = run("decode", bucket, message, encoded, what="payloads", ranks=1)
         sums = [
             run("result", bucket, tokens[member], gradient, member=member)

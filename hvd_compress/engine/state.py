@@ -191,27 +191,26 @@ def begin_with(slot: Slot, residual: torch.Tensor | None) -> None:
 def _resized(
     saved: list[dict[str, Any]], shape: Shape, rank: int, size: int, owned: Owned | None
 ) -> dict[str, Any]:
-    count = math.prod(shape)
     scale = saved[0]["residual_scale"]
-    heirs, factor = rule.heirs(len(saved), size, rank)
-    residual = None
-    for one in (saved[heir] for heir in heirs):
-        if one["residual"] is not None:
-            residual = _zeros(count) if residual is None else residual
-            residual += _numbers(one) * (factor * scale / one["residual_scale"])
     parts = [part for part in map(_owned, saved) if part is not None]
-    sums = None
-    for part in parts:
-        if part.residual is not None:
-            sums = _zeros(count) if sums is None else sums
-            share = part.weight / len(saved) * (scale / part.residual_scale)
-            sums += part.spread(shape, share).cpu()
+    residual, sums = rule.hand_on(
+        [
+            None if one["residual"] is None else (_numbers(one), scale / one["residual_scale"])
+            for one in saved
+        ],
+        (
+            part.spread(shape, part.weight / len(saved) * (scale / part.residual_scale)).cpu()
+            for part in parts
+            if part.residual is not None
+        ),
+        size,
+        rank,
+        divided=owned is not None,
+    )
     if owned is not None:
         owned.residual_scale = scale
         owned.residual = None if sums is None else own_part(sums, shape, owned)
         owned.state = _cut_anew(parts, shape, owned)
-    elif sums is not None:
-        residual = sums if residual is None else residual + sums
     return {
         **saved[0],
         "residual": residual,

@@ -181,12 +181,18 @@ class Owners:
         longest = max(self._parts(members, owner, 0, 0)[1] for owner in range(self.size))
         return replace(_with_flags(pieces, longest, len(members)), own=True)
 
-    def received(self, members: Sequence[Member], *, inner: bool = False) -> MessageLayout:
+    def received(
+        self, members: Sequence[Member], *, inner: bool = False, stream: int = 0
+    ) -> MessageLayout:
         """The layout of each message that this rank receives as an owner, as :meth:`sections`.
 
-        Decoding needs no noise: streams are 0.
+        Args:
+            members: the members of the bucket.
+            inner: whether parts are encoded by :attr:`Member.inner`.
+            stream: the rank in the noise keys, for a message of averages of the same layout; decoding needs
+                no noise.
         """
-        pieces, end = self._parts(members, self.own, 0, 0, inner)
+        pieces, end = self._parts(members, self.own, 0, stream, inner)
         return MessageLayout(tuple(pieces), end, end, own=True)
 
     def gathered(self, members: Sequence[Member], stride: int) -> MessageLayout:

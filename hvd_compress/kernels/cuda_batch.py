@@ -26,8 +26,8 @@ from hvd_compress.kernels.cuda import (
     altered,
     spec_for,
 )
-from hvd_compress.kernels.cuda_library import Array, CudaEntry, Queue
-from hvd_compress.kernels.native import DTYPES, check_dtype, noise_of
+from hvd_compress.kernels.cuda_library import Array, Queue, table_of
+from hvd_compress.kernels.native import DTYPES, check_dtype
 
 _ARRAY = np.dtype(Array)
 
@@ -68,15 +68,7 @@ class CudaBatch(Batch):
         self._sender: Sender | None = None
         self._kernels = kernels
         self._tag = kernels.register(self)
-        self._native = (CudaEntry * len(self.entries))()
-        places = zip(self._native, self.entries, self.arrays.places, strict=True)
-        for row, entry, (array, first) in places:
-            row.spec = spec_for(entry.codec, entry.shape)
-            row.noise = noise_of(entry.noise)
-            row.alpha, row.beta = entry.feedback.alpha, entry.feedback.beta
-            row.feedback = entry.feedback.enabled
-            row.residual_dtype = DTYPES[entry.feedback.residual_dtype]
-            row.array, row.first, row.offset = array, first, entry.offset
+        self._native = table_of(self.entries, self.arrays.places, spec_for)
         self._used = sorted({array for array, _ in self.arrays.places})
         fed = {row.array for row in self._native if row.feedback}
         self._fed = sorted(fed)

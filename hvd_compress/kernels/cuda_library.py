@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from hvd_compress.codecs import Codec
+from hvd_compress.codecs.base import Shape
+from hvd_compress.kernels.batch import Entry
 from hvd_compress.kernels.native import (
+    DTYPES,
     F32,
     FOLDER,
     I32,
@@ -17,6 +23,7 @@ from hvd_compress.kernels.native import (
     P,
     Signatures,
     Spec,
+    noise_of,
     open_library,
 )
 
@@ -66,6 +73,28 @@ class CudaEntry(ctypes.Structure):
     ]
 
 
+def table_of(
+    entries: Sequence[Entry],
+    places: Sequence[tuple[int, int]],
+    spec: Callable[[Codec, Shape], Spec],
+) -> Any:
+    """The C interface's table of a batch: one :class:`CudaEntry` for each entry.
+
+    Args:
+        entries: the entries of the batch.
+        places: each entry's array, by number, and the entry's first element in this array.
+        spec: returns the description of a codec and a tensor's shape.
+    """
+    table = (CudaEntry * len(entries))()
+    for row, entry, (array, first) in zip(table, entries, places, strict=True):
+        row.spec, row.noise = spec(entry.codec, entry.shape), noise_of(entry.noise)
+        row.alpha, row.beta = entry.feedback.alpha, entry.feedback.beta
+        row.feedback = entry.feedback.enabled
+        row.residual_dtype = DTYPES[entry.feedback.residual_dtype]
+        row.array, row.first, row.offset = array, first, entry.offset
+    return table
+
+
 class Array(ctypes.Structure):
     """The C interface's ``hvdc_cuda_array``."""
 
@@ -77,16 +106,6 @@ class Array(ctypes.Structure):
         ("dtype", I32),
         ("reserved", I32),
     ]
-
-
-def library() -> Path:
-    """Opens the CUDA library and returns its path.
-
-    Raises:
-        KernelError: the library was not built, or belongs to another version.
-    """
-    load(LIBRARY)
-    return LIBRARY
 
 
 SIGNATURES: Signatures = {

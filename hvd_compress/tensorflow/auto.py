@@ -29,6 +29,7 @@ from hvd_compress.planner.plans import PlannedTensor
 from hvd_compress.planner.probing import Prober
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.tensorflow.collectives import GraphCollectives
 from hvd_compress.tensorflow.compressor import Compressor
 from hvd_compress.tensorflow.exchanges import registry
 from hvd_compress.tensorflow.placement import HOST
@@ -87,9 +88,11 @@ class Auto(Compressor):
         # A process set's ranks may be anywhere, so each counts as a host of its own.
         equal = ranks.size == hvd.size() and bool(_basics.is_homogeneous())
         self._local = hvd.local_size() if equal else 1
-        self._set_exchanges([route.exchange for route in routes if not route.uncompressed])
+        self._tracing.set_exchanges(
+            dict.fromkeys(route.exchange for route in routes if not route.uncompressed)
+        )
         self.owner = self._make_owner(exchange="auto")
-        self._beside = Counters()
+        self._probes = _Probes(ranks)
         self._why = "nothing is known yet: the gradients are not"
         self._plan: Mapping[_Kind, Route] | None = None
         if ranks.size == 1 or not ranks.included:
@@ -140,7 +143,7 @@ class Auto(Compressor):
             rank=ranks.rank,
             size=ranks.size,
             local=self._local,
-            sum_over_ranks=lambda numbers, name: self._run(
+            sum_over_ranks=lambda numbers, name: self._probes.run(
                 "all_reduce", np.array(numbers, np.float64), name
             ).tolist(),
             prober=Prober(
@@ -148,7 +151,7 @@ class Auto(Compressor):
                 counts,
                 array=_array,
                 batch=lambda *tensor: CpuBatch([Entry(*tensor)], self._coder.threads),
-                collective=self._run,
+                collective=self._probes.run,
             ),
         )
         routes = planner.predict()
@@ -182,7 +185,7 @@ class Auto(Compressor):
             return PlannedTensor(label, (), dtype.size, dtype=dtype.name)
 
         def check(route: Route) -> None:
-            group = self._exchanges[route.exchange].group
+            group = self._tracing.exchanges[route.exchange].group
             route.check(label, tuple(shape.as_list()), dtype.size, group)
 
         return tensor_of(
@@ -200,22 +203,9 @@ class Auto(Compressor):
         settings = {**self._configuration(), "variables": described}
         self._collectives.compare_now(settings, "plan", "make Auto, or to plan,")
 
-    def _run(self, kind: str, message: np.ndarray, name: str) -> np.ndarray:
-        ranks, size = self._collectives, self._size
-        with tf.device("cpu"):
-            values = tf.constant(message)
-        if kind == "all_gather":
-            self._beside.add_allgather(size, message.nbytes)
-            return ranks.all_gather(values, name).numpy()
-        if kind == "all_to_all":
-            self._beside.add_alltoall(message.nbytes, message.nbytes // size)
-            return ranks.all_to_all(values, [len(message) // size] * size, name).numpy()
-        self._beside.add_allreduce(size, message.nbytes)
-        return ranks.all_reduce(values, name).numpy()
-
     def _counted(self) -> Counters:
         counters = super()._counted()
-        counters.add(self._beside)
+        counters.add(self._probes.counters)
         return counters
 
     def _asked(self) -> Router:
@@ -254,6 +244,35 @@ class Auto(Compressor):
             )
         self._plan = MappingProxyType(plan)
         self._why = "goes on with the plan of a checkpoint"
+
+
+class _Probes:
+    """The collectives of the planner, outside of any graph.
+
+    Args:
+        ranks: the collectives among the ranks.
+
+    Attributes:
+        counters: counts of their traffic.
+    """
+
+    def __init__(self, ranks: GraphCollectives) -> None:
+        self._ranks = ranks
+        self.counters = Counters()
+
+    def run(self, kind: str, message: np.ndarray, name: str) -> np.ndarray:
+        """Runs one collective and returns what this rank receives."""
+        ranks, size = self._ranks, self._ranks.size
+        with tf.device("cpu"):
+            values = tf.constant(message)
+        if kind == "all_gather":
+            self.counters.add_allgather(size, message.nbytes)
+            return ranks.all_gather(values, name).numpy()
+        if kind == "all_to_all":
+            self.counters.add_alltoall(message.nbytes, message.nbytes // size)
+            return ranks.all_to_all(values, [len(message) // size] * size, name).numpy()
+        self.counters.add_allreduce(size, message.nbytes)
+        return ranks.all_reduce(values, name).numpy()
 
 
 def _array(count: int, dtype: str) -> np.ndarray:

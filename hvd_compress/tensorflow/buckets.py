@@ -31,7 +31,8 @@ class GraphBucket:
         number: the bucket's position among the buckets of the call.
         exchange: the name of the exchange by which its messages travel.
         slots: the slots of the gradients, in the order of tracing.
-        scales: for each gradient, the factor on the sum over ranks; known when Horovod's operation is.
+        places: the positions of the gradients among those of the call.
+        scale: the factor on the sum over ranks; known when Horovod's operation is.
         arrived: the message received from the exchange, shape=(bytes,), uint8.
         encoded: whether that message is encoded, shape=(), bool.
     """
@@ -39,7 +40,8 @@ class GraphBucket:
     number: int
     exchange: str
     slots: list[GraphSlot] = field(default_factory=list)
-    scales: list[float] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    scale: float = 0.0
     arrived: tf.Tensor | None = None
     encoded: tf.Tensor | None = None
 
@@ -54,10 +56,10 @@ class GraphBucket:
         size = self._size()
         return size if size is not None and size >= self._limit else None
 
-    def add(self, slot: GraphSlot) -> int:
+    def add(self, slot: GraphSlot, place: int = 0) -> int:
         """Adds a gradient and returns its number."""
         self.slots.append(slot)
-        self.scales.append(0.0)
+        self.places.append(place)
         return len(self.slots) - 1
 
     def takes(self, slot: GraphSlot) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -34,28 +32,21 @@ from hvd_compress.ranks import names, process_sets
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.launch import say_alone, warn_of_separate_jobs
-from hvd_compress.tensorflow.buckets import GraphBucket
 from hvd_compress.tensorflow.coder import Coder
 from hvd_compress.tensorflow.collectives import GraphCollectives
 from hvd_compress.tensorflow.exchanges import registry
-from hvd_compress.tensorflow.exchanges.base import GraphExchange
-from hvd_compress.tensorflow.graphs import Beginning, beginnings_in, graph_of, is_outermost
+from hvd_compress.tensorflow.graphs import beginnings_in, graph_of, is_outermost
 from hvd_compress.tensorflow.guard import check_who_hashes
-from hvd_compress.tensorflow.native import open_cuda, operations
+from hvd_compress.tensorflow.native import open_cuda
 from hvd_compress.tensorflow.placement import HOST, choose, is_gpu
-from hvd_compress.tensorflow.reduction import scale_of
 from hvd_compress.tensorflow.slots import GraphSlot
-from hvd_compress.tensorflow.sources import Call, SharedTrace, Source, Variables, call_of
+from hvd_compress.tensorflow.sources import SharedTrace, Source, Variables, call_of
 from hvd_compress.tensorflow.state import Inheritance, StateOwner, check_restored, inheritance
-from hvd_compress.tensorflow.step import GraphStep
+from hvd_compress.tensorflow.tracing import Tracing
 from hvd_compress.tensorflow.use import TensorFlowUse
 
 _UNKNOWN_SIZE = 2**31 - 1
 """Stands for a size that tracing does not know; it is large, so that the gradient is encoded."""
-
-
-_Started = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]
-"""The tensor that Horovod has to reduce, and a function of what it made of it, which returns the result."""
 
 
 @guard_methods("compress", "decompress", write="compression={}")
@@ -140,25 +131,23 @@ class Compressor(tf.Module, HorovodCompressor):
             say_alone()
         self._warmup_steps = warmup_steps
         self._seed = seed
-        self._ops = operations()
+        self._coder = Coder(seed, warmup_steps, threads, self._device)
+        self._ops, self._ledger = self._coder.operations, self._coder.ledger
         if is_gpu(self._device):
             open_cuda()
-        self._ledger = self._ops.hvdc_ledger()
-        self._coder = Coder(self._ops, self._ledger, seed, warmup_steps, threads, self._device)
+        self._tracing = Tracing(self._coder, self._collectives, self._compared)
         # "auto" gathers gradients whose shape tracing does not know.
-        self._set_exchanges([exchange, "allgather"] if auto else [exchange])
+        self._tracing.set_exchanges([exchange, "allgather"] if auto else [exchange])
         self._warned_of_nothing = False
-        self._step = GraphStep(self._ops, self._ledger, self._collectives, self._compared)
         self._variables = Variables()
         self._expected: Source | None = None
-        self._calls = 0
         self._offset = Counters()
         self._resets = 0
         self.begins_anew = False
         """Whether gradients that are not traced yet begin without saved residuals, since :meth:`reset`."""
         self._restored_slots: frozenset[int] = frozenset()
         self.slots: list[GraphSlot] = []
-        owners = self._exchanges[exchange].owners
+        owners = self._tracing.exchanges[exchange].owners
         self.owner = self._make_owner(exchange=exchange, owners=owners)
         self._inheritance = Inheritance()
         self.use = TensorFlowUse(f"{type(self).__name__} {route}")
@@ -183,20 +172,20 @@ class Compressor(tf.Module, HorovodCompressor):
         graph = graph_of(tensor)
         expected, self._expected = self._expected, None
         call = None if expected else call_of(tensor)
-        beginning = self._beginning(graph, call)
+        beginning = self._tracing.begin(graph, call)
         source = call.source(tensor, beginning.count(tensor)) if call else expected
         assert source is not None
         turn = beginning.count(source.variable)
-        slot = self._slot(source, turn, tensor, beginnings_in(graph, self)[0].graph)
+        slot = self._slot(source, turn, tensor, beginnings_in(graph, self._tracing)[0].graph)
         beginning.exchanges([*beginning.slots, slot])
         state = slot.handles
         if source.call and is_outermost(graph):
             if beginning.shared is None:
-                beginning.shared = SharedTrace(graph, self._slot_like, beginning.exchanges)
+                beginning.shared = SharedTrace(
+                    graph, self._slot_like, partial(self._tracing.exchange_now, beginning)
+                )
             state = beginning.shared.handles(source, turn, slot)
-        if slot.route.uncompressed:
-            return self._start_uncompressed(slot, tensor, beginning)
-        return self._start_encoded(slot, tensor, beginning, state)
+        return self._tracing.start(slot, tensor, beginning, state)
 
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
@@ -297,7 +286,7 @@ class Compressor(tf.Module, HorovodCompressor):
             A tensor, shape=(1,), float32, on which that exchange has to depend: it is an error on every
             rank if the ranks describe it in different ways.
         """
-        return self._beginning(tf.compat.v1.get_default_graph(), beside=beside).begun
+        return self._tracing.begin(tf.compat.v1.get_default_graph(), beside=beside).begun
 
     def check_patterns(self, labels: Sequence[str]) -> None:
         """Raises ``ValueError`` where a pattern of ``exclude`` or ``layers`` matches none of the labels."""
@@ -348,12 +337,12 @@ class Compressor(tf.Module, HorovodCompressor):
 
     def owners_of(self, slot: GraphSlot) -> int:
         """The number of ranks that share out a gradient; 0 where none do."""
-        exchange = self._exchanges.get(slot.route.exchange)
+        exchange = self._tracing.exchanges.get(slot.route.exchange)
         return exchange.owners if exchange else 0
 
     def shared(self, slot: GraphSlot) -> Shared | None:
         """The order and the parts in which ranks share out a gradient; None where they do not."""
-        exchange = self._exchanges.get(slot.route.exchange)
+        exchange = self._tracing.exchanges.get(slot.route.exchange)
         return exchange.shared(slot) if exchange else None
 
     @property
@@ -376,19 +365,10 @@ class Compressor(tf.Module, HorovodCompressor):
         counters.add_allreduce(self._size, reduced)
         return counters
 
-    def _set_exchanges(self, names: Sequence[str]) -> None:
-        # Not a dictionary, which TensorFlow would take for a part of checkpoints.
-        self._exchanges: Mapping[str, GraphExchange] = MappingProxyType(
-            {
-                name: registry.EXCHANGES[name](self._collectives, self._coder)
-                for name in dict.fromkeys(names)
-            }
-        )
-
     def _replace(self) -> None:
         """Called where other residuals replace those that the last exchange left."""
         self._ops.hvdc_tell(self._ledger, what="replaced")
-        self._step.forget_agreement()
+        self._tracing.step.forget_agreement()
 
     def _make_owner(self, **settings: Any) -> StateOwner:
         rank, size = self._collectives.rank, self._size
@@ -451,7 +431,7 @@ class Compressor(tf.Module, HorovodCompressor):
             self._inherit(slot)
             if self.begins_anew:
                 slot.discard()
-            self._step.forget_agreement()
+            self._tracing.step.forget_agreement()
         return slot
 
     def _slot_like(self, source: Source, turn: int, traced: GraphSlot) -> GraphSlot:
@@ -460,7 +440,7 @@ class Compressor(tf.Module, HorovodCompressor):
         Raises:
             ExchangeError: the two gradients need different routes.
         """
-        slot = self._slot(source, turn, traced.spec, self._calls + 1)
+        slot = self._slot(source, turn, traced.spec, self._tracing.calls + 1)
         slot.scale = traced.scale
         if slot.route != traced.route:
             raise ExchangeError(
@@ -479,7 +459,7 @@ class Compressor(tf.Module, HorovodCompressor):
             warn_of_dtypes({label: gradient.dtype.name})
         slot = GraphSlot(position, gradient.dtype, gradient.shape, route, self._device, label)
         if not route.uncompressed:
-            self._exchanges[route.exchange].check(slot)
+            self._tracing.exchanges[route.exchange].check(slot)
             if slot.shape is not None:
                 warn_of_growth(label, slot.shape, route, slot.dtype.size)
         return slot
@@ -511,106 +491,3 @@ class Compressor(tf.Module, HorovodCompressor):
             "calls of reset": self._resets,
             "gradient of": tensors,
         }
-
-    def _beginning(
-        self,
-        graph: Any,
-        call: Call | None = None,
-        beside: Mapping[str, str] = MappingProxyType({}),
-    ) -> Beginning:
-        """The beginning of the exchange of one call of Horovod; of a graph's only exchange without one."""
-        earlier = beginnings_in(graph, self)
-        gradients = call.gradients if call else None
-        if not earlier or earlier[-1].gradients is not gradients:
-            self._calls += 1
-            with graph.as_default(), tf.device(HOST):
-                first: Any = []
-                if call is not None and call.shared and not is_outermost(graph):
-                    first = self._step.same_variables(call.variables)
-                with tf.control_dependencies(first):
-                    beginning = Beginning(self._calls, self._size, gradients, beside=beside)
-                    if self._takes_part():
-                        began = self._step.begin(beginning, first=not earlier)
-                        beginning.begun, beginning.everybody = began
-            earlier.append(beginning)
-        return earlier[-1]
-
-    def _expect(self, beginning: Beginning) -> None:
-        """Tells the ledger what has been traced so far; Horovod does not say which gradient is the last."""
-        scales = [bucket.scales for bucket in beginning.buckets]
-        with tf.init_scope(), tf.device(HOST):
-            self._ops.hvdc_expect(
-                self._ledger,
-                tf.constant(beginning.graph, tf.int64),
-                tf.constant(len(beginning.slots), tf.int64),
-                tf.constant([len(members) for members in scales], tf.int64),
-                tf.constant([*itertools.chain.from_iterable(scales)], tf.float64),
-            )
-
-    def _takes_part(self) -> bool:
-        """Whether the branch in which :meth:`compress` is called runs on this rank."""
-        alone = self._size == 1 and not os.environ.get("HOROVOD_ELASTIC")
-        return self._collectives.included and not alone
-
-    def _start_uncompressed(
-        self, slot: GraphSlot, gradient: tf.Tensor, beginning: Beginning
-    ) -> _Started:
-        sent = gradient
-        wanted = slot.route.cast_dtype
-        if wanted is not None and gradient.dtype == tf.float32:
-            sent = tf.cast(gradient, wanted)
-        elif gradient.dtype == tf.bfloat16:
-            sent = tf.cast(gradient, tf.float32)  # Horovod has no bfloat16.
-        sent = self._ops.hvdc_uncompressed(
-            sent, beginning.begun, self._ledger, uncompressed_item_bytes=gradient.dtype.size
-        )
-
-        def finish(reduced: tf.Tensor) -> tf.Tensor:
-            self._expect(beginning)
-            return tf.cast(self._ops.hvdc_returned(reduced, self._ledger), gradient.dtype)
-
-        return sent, finish
-
-    def _start_encoded(
-        self,
-        slot: GraphSlot,
-        gradient: tf.Tensor,
-        beginning: Beginning,
-        state: Sequence[tf.Tensor],
-    ) -> _Started:
-        exchange = self._exchanges[slot.route.exchange]
-        bucket = beginning.bucket_for(slot)
-        member = bucket.add(slot)
-        cut = exchange.cut(slot)
-        ordered = cut.ordered(gradient)
-        token = self._coder.submit(bucket, member, ordered, beginning.begun, cut, state)
-        if member == 0:
-            message, sizes, bucket.encoded = exchange.encode(bucket, token, beginning.everybody)
-            bucket.arrived = tf.cond(
-                bucket.encoded,
-                lambda: exchange.send(bucket, message, sizes),
-                lambda: self._send_uncompressed(bucket, message),
-            )
-            bucket.arrived.set_shape([None])
-
-        def finish(reduced: tf.Tensor) -> tf.Tensor:
-            scale = scale_of(reduced.op, slot, self._collectives.process_set, self._size)
-            bucket.scales[member] = scale
-            if slot.scale != scale:
-                slot.scale = scale
-                with tf.init_scope():
-                    self._step.forget_agreement()
-            self._expect(beginning)
-            # TensorFlow runs only what a result depends on. No result depends on what Horovod makes of the
-            # token, so that TensorFlow leaves its sum out.
-            decoded = [exchange.decode(bucket)] if member == 0 else []
-            with tf.control_dependencies(decoded):
-                result = self._coder.run("result", bucket, token, ordered, member=member)
-            return cut.restored(result, slot.shape or ())
-
-        return token, finish
-
-    def _send_uncompressed(self, bucket: GraphBucket, message: tf.Tensor) -> tf.Tensor:
-        ranks = self._collectives
-        name = f"{bucket.label}.uncompressed"
-        return ranks.bytes(ranks.all_reduce(ranks.numbers(message), name))

@@ -118,11 +118,11 @@ def is_outermost(graph: Any) -> bool:
     return getattr(graph.outer_graph, "outer_graph", None) is None
 
 
-def beginnings_in(graph: Any, compressor: Any) -> list[Beginning]:
+def beginnings_in(graph: Any, tracing: Any) -> list[Beginning]:
     """The beginnings of a compressor's exchanges in a graph, which live as long as the graph."""
     notes = getattr(graph, _BEGINNINGS, None)
     if notes is None:
         notes = weakref.WeakKeyDictionary()
         setattr(graph, _BEGINNINGS, notes)
-    beginnings: list[Beginning] = notes.setdefault(compressor, [])
+    beginnings: list[Beginning] = notes.setdefault(tracing, [])
     return beginnings

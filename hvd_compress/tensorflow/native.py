@@ -10,8 +10,9 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from hvd_compress.codecs import Codec
+from hvd_compress.codecs.base import Shape
 from hvd_compress.kernels import cpu_library, cuda_library
-from hvd_compress.kernels.native import KernelError, spec_of
+from hvd_compress.kernels.native import KernelError, P, Spec, spec_of
 
 _ORDERLESS = (
     *("HvdcUncompressed", "HvdcReturned", "HvdcSubmit", "HvdcResult"),
@@ -22,6 +23,13 @@ the other, in the order in which they were traced: from the first layer's gradie
 to the last layer's. These operations share the ledger, which has its own lock, and are registered as
 read-only so that TensorFlow does not order them. A gradient's own operations are ordered by their data,
 those of a bucket by the contents of its ledger, and steps by ``HvdcBegin``."""
+
+
+_CUDA = (
+    *("message", "restore", "plan_encode", "plan_decode", "plan_bytes", "plan_prepare"),
+    *("plan_free", "encode_batch", "decode_batch"),
+)
+"""The functions of the CUDA library that the operations call: ``CudaFunctions`` of gpu_kernels.h."""
 
 
 @lru_cache(maxsize=1)
@@ -41,33 +49,40 @@ def operations() -> Any:
 
 
 def open_cuda() -> None:
-    """Gives the operations the path of the CUDA library; called before one of them runs on a GPU.
+    """Gives the operations the functions of the CUDA library; called before one of them runs on a GPU.
 
     Raises:
         KernelError: the CUDA library was not built, or belongs to another version.
     """
-    from hvd_compress.tensorflow import build
-
     try:
-        path = cuda_library.library()
+        library = cuda_library.load(cuda_library.LIBRARY)
     except KernelError as error:
         raise KernelError(
             f"{error}; or copy gradients to the host and encode them there, with device='CPU:0'"
         ) from None
-    opened = ctypes.CDLL(str(build.library()))
-    opened.hvdc_tensorflow_open_cuda.restype = ctypes.c_char_p
-    wrong = opened.hvdc_tensorflow_open_cuda(str(path).encode())
-    if wrong is not None:
-        raise KernelError(f"hvd_compress.tensorflow: {wrong.decode()}")
+    _hand_over(library)
 
 
-def spec_bytes(codec: Codec) -> bytes:
-    """A codec's ``hvdc_spec`` without a shape, as the operations' attribute.
+@lru_cache(maxsize=4)  # The operations call the functions as long as the process lives.
+def _hand_over(library: ctypes.CDLL) -> Any:
+    from hvd_compress.tensorflow import build
+
+    functions = (P * len(_CUDA))(
+        *(ctypes.cast(getattr(library, f"hvdc_cuda_{name}"), P).value for name in _CUDA)
+    )
+    ctypes.CDLL(str(build.library())).hvdc_tensorflow_set_cuda(functions)
+    return functions
+
+
+def spec_for(codec: Codec, shape: Shape) -> Spec:
+    """The C interface's description of a codec and a gradient's shape.
 
     For a codec without native kernels, the spec is one with which the operations call its NumPy reference.
     """
     from hvd_compress.tensorflow.reference import reference_spec  # Seldom needed.
 
-    spec = spec_of(codec, ()) or reference_spec(codec)
-    spec.rows = spec.columns = 0
-    return bytes(spec)
+    return _spec_of(codec, shape) or reference_spec(codec, shape)
+
+
+_spec_of = lru_cache(maxsize=4096)(spec_of)
+"""A bucket's table is made again with each gradient that joins it."""

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress.codecs import Codec, ErrorFeedback, NoiseKey, PayloadError
+from hvd_compress.codecs.base import Shape
 from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.payload import FLAG_NONFINITE, checksum, read_header
 from hvd_compress.kernels.batch import BatchPayloadError, Entry
@@ -30,13 +31,14 @@ _DTYPES = (np.float32, np.float16, tf.bfloat16.as_numpy_dtype)  # By hvdc_dtype.
 _known: dict[tuple[int, int], Codec] = {}
 
 
-def reference_spec(codec: Codec) -> Spec:
+def reference_spec(codec: Codec, shape: Shape) -> Spec:
     """The ``hvdc_spec`` of a codec without native kernels, with which operations call its reference.
 
     Warns the first time it is called for a codec.
 
     Args:
         codec: a codec, which sees each gradient as a matrix of its first dimension and all others.
+        shape: the gradient's shape.
     """
     key = codec.codec_id, codec.config_hash()
     known = key in _known
@@ -48,7 +50,8 @@ def reference_spec(codec: Codec) -> Spec:
             f"memory, which is slow",
             stacklevel=2,
         )
-    return Spec(codec=key[0], config_hash=key[1])
+    rows, columns = shape[0] if shape else 1, math.prod(shape[1:])
+    return Spec(codec=key[0], config_hash=key[1], rows=rows, columns=columns)
 
 
 @lru_cache(maxsize=1)
@@ -84,9 +87,11 @@ def _payload_bytes(spec: Any) -> int:
         return -1
 
 
-def _encode_batch(tensors: Any, count: int, message: int, threads: int, bad: int | None) -> int:
+def _encode_batch(tensors: Any, count: int, message: int, threads: int, bad: Any) -> int:
     try:
-        for tensor in tensors[:count]:
+        for number, tensor in enumerate(tensors[:count]):
+            if bad:
+                bad[0] = number
             _encode(tensor, message + tensor.offset)
         return _OK
     except Exception:
@@ -123,7 +128,9 @@ def _decode_batch(
     bad_rank: Any,
 ) -> int:
     try:
-        for tensor in tensors[:count]:
+        for number, tensor in enumerate(tensors[:count]):
+            if bad:
+                bad[0] = number
             size, first = tensor.payload_bytes, message + tensor.offset
             codec, shape = _codec_and_shape(tensor.spec)
             rows = np.zeros((ranks, size), np.uint8)
@@ -157,9 +164,10 @@ def _report() -> None:
 
 _SPEC = ctypes.POINTER(Spec)
 _PayloadBytes = ctypes.CFUNCTYPE(I64, _SPEC)
-_EncodeBatch = ctypes.CFUNCTYPE(I32, ctypes.POINTER(Tensor), I64, P, I32, P)
+_Number = ctypes.POINTER(I64)
+_EncodeBatch = ctypes.CFUNCTYPE(I32, ctypes.POINTER(Tensor), I64, P, I32, _Number)
 _DecodeBatch = ctypes.CFUNCTYPE(
-    I32, ctypes.POINTER(Tensor), I64, P, I64, I32, F32, I32, P, ctypes.POINTER(I32)
+    I32, ctypes.POINTER(Tensor), I64, P, I64, I32, F32, I32, _Number, ctypes.POINTER(I32)
 )
 
 

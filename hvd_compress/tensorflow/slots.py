@@ -61,7 +61,6 @@ class GraphSlot(tf.Module):
             self.exchanges = ResourceVariable(
                 tf.zeros([], tf.int64), trainable=False, name="exchanges"
             )
-            self._number = tf.constant(index, tf.int32)
 
     @property
     def kept(self) -> list[ResourceVariable]:
@@ -84,8 +83,8 @@ class GraphSlot(tf.Module):
 
     @property
     def handles(self) -> list[tf.Tensor]:
-        """The handles of all variables, and the number, in the order in which operations take them."""
-        return [*(variable.handle for variable in (*self.kept, self.exchanges)), self._number]
+        """The handles of all variables, in the order in which operations take them."""
+        return [variable.handle for variable in (*self.kept, self.exchanges)]
 
     @property
     def compared(self) -> str:

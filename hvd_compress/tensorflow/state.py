@@ -303,25 +303,33 @@ def _inherited(
     shared: Shared | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The residual of a gradient, and that of the part of its average that the heir owns."""
-    count = _count(old)
-    residual, averages = np.zeros(count, np.float32), np.zeros(count, np.float32)
-    for rank, left in enumerate(old):
-        if len(left.owned):
-            shards = Shards(count, left.owners, left.key, left.row)
-            averages[slice(*shards.of(rank))] += left.owned
-    heirs, factor = resize.heirs(len(old), heir.size, heir.rank)
-    for left in (old[rank] for rank in heirs):
-        if len(left.residual):
-            residual += np.float32(factor) * left.residual
-    none = np.zeros(0, np.float32)
-    if count:
-        residual, averages = (transpose_back(x, old[0].transposed) for x in (residual, averages))
+    count, none = _count(old), np.zeros(0, np.float32)
+    residual, averages = resize.hand_on(
+        [(left.residual, 1.0) if len(left.residual) else None for left in old],
+        (_spread(left, count, rank) for rank, left in enumerate(old) if len(left.owned)),
+        heir.size,
+        heir.rank,
+        divided=owners > 0,
+    )
+
+    def ordered(numbers: np.ndarray | None) -> np.ndarray:
+        if numbers is None:
+            return np.zeros(count, np.float32)
+        numbers = transpose_back(numbers, old[0].transposed)
+        return transpose(numbers, shared.transposed if shared else None)
+
     if not owners:
-        return residual + averages, none
+        return ordered(residual), none
     assert shared is not None
-    if count:
-        residual, averages = (transpose(x, shared.transposed) for x in (residual, averages))
-    return residual, averages[slice(*Shards(count, owners, key, shared.row).of(heir.rank))]
+    part = Shards(count, owners, key, shared.row).of(heir.rank)
+    return ordered(residual), ordered(averages)[slice(*part)]
+
+
+def _spread(left: _Left, count: int, rank: int) -> np.ndarray:
+    """The residual of the part that a rank owned, in its place among all elements of the gradient."""
+    spread = np.zeros(count, np.float32)
+    spread[slice(*Shards(count, left.owners, left.key, left.row).of(rank))] = left.owned
+    return spread
 
 
 def _read(path: str, name: str) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Checked(CudaKernels):
         return _SettledBatch(self, entries)
 
     def single(self, entries: Sequence[Entry]) -> Batch:
-        """The same for one tensor, by the calls that TensorFlow's operations use."""
+        """The same for one tensor, by the C interface's calls for a single one."""
         return _SingleCalls(self, entries)
 
     @property

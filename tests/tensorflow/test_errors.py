@@ -153,7 +153,7 @@ def test_a_long_gradient_that_cannot_be_encoded() -> None:
     assert np.array_equal(known(), tf.ones([count]))
     length, message = (
         (count, r"gradient.0: expected rank 1's payload, got none: encoding failed there"),
-        (count // 2, r"gradient.0: expected a gradient whose payload has \d+ bytes, .* got shape"),
+        (count // 2, rf"gradient.0: expected a gradient of {count} elements as when it was first"),
     )[hvd.rank()]
     with pytest.raises(tf.errors.DataLossError, match=message):
         value.assign(tf.ones([length]))

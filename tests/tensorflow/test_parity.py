@@ -22,7 +22,6 @@ from hvd_compress.tensorflow.coder import Coder
 from hvd_compress.tensorflow.exchanges.allgather import Allgather
 from hvd_compress.tensorflow.exchanges.base import GraphExchange
 from hvd_compress.tensorflow.exchanges.two_shot import TwoShot
-from hvd_compress.tensorflow.native import operations
 from hvd_compress.tensorflow.slots import GraphSlot
 from tests.codecs.rows import ROWS, Row
 
@@ -62,20 +61,19 @@ class _Steps:
     """Steps of a bucket of one gradient, eagerly."""
 
     def __init__(self, exchange: type[GraphExchange], ranks: _Loopback, slot: GraphSlot) -> None:
-        self._ops = operations()
-        self._ledger = self._ops.hvdc_ledger()
-        self._coder = Coder(self._ops, self._ledger, SEED, 0, 2)
+        self._coder = Coder(SEED, 0, 2)
         self.exchange = exchange(ranks, self._coder)  # type: ignore[arg-type]
-        self.bucket = GraphBucket(0, "allgather")
+        self.bucket = GraphBucket(0, "allgather", scale=0.2)
         self.bucket.add(slot)
-        self._ops.hvdc_expect(self._ledger, 0, 1, [1], tf.constant([0.2], tf.float64))
+        self._coder.expect(0, 1)
+        self._coder.lay_out(0, self.bucket, [slot], self.exchange.layouts([slot]))
 
     def encode(self, gradient: tf.Tensor) -> Any:
         """Begins a step, and encodes its gradient."""
-        begun, _ = self._ops.hvdc_begin(self._ledger, graph=0, first=True)
-        cut = self.exchange.cut(self.bucket.slots[0])
+        operations = self._coder.operations
+        begun, _ = operations.hvdc_begin(self._coder.ledger, graph=0, first=True)
         handles = self.bucket.slots[0].handles
-        token = self._coder.submit(self.bucket, 0, gradient, begun, cut, handles)
+        token = self._coder.submit(self.bucket, 0, gradient, begun, handles)
         message = self.exchange.encode(self.bucket, token, tf.constant(True))
         self.bucket.encoded = message.encoded
         return message

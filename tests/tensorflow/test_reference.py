@@ -106,8 +106,7 @@ def test_its_errors_reach_the_operations() -> None:
     with installed():
         codec = codec_class("test", "codec", "twobit")()
         operations()
-        spec = reference.reference_spec(codec)
-        spec.rows, spec.columns = 5, 7
+        spec = reference.reference_spec(codec, (5, 7))
         functions = reference._FUNCTIONS
         size = functions.payload_bytes(spec)
         assert size == codec.payload_bytes((5, 7))
@@ -150,7 +149,7 @@ def test_a_class_that_is_defined_again() -> None:
             def dequantize(self, scales: Any, codes: Any, shape: Any) -> Any:
                 return super().dequantize(scales, codes, shape) * np.float32(self.factor)
 
-        spec = reference.reference_spec(Scaled())
+        spec = reference.reference_spec(Scaled(), (1,))
         assert reference._known[spec.codec, spec.config_hash].factor == scale
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from hvd_compress.codecs import Codec
 from hvd_compress.exchanges import base
 from hvd_compress.exchanges.comm import Group
-from hvd_compress.exchanges.shards import Shards, Shared, shared
+from hvd_compress.exchanges.layout import Member, MessageLayout
+from hvd_compress.exchanges.shards import Shared, shared
 from hvd_compress.tensorflow.buckets import GraphBucket
-from hvd_compress.tensorflow.coder import Coder, Cut
+from hvd_compress.tensorflow.coder import Coder
 from hvd_compress.tensorflow.collectives import GraphCollectives
 from hvd_compress.tensorflow.slots import GraphSlot
 
@@ -64,8 +65,17 @@ class GraphExchange(ABC):
         slot.route.check(slot.label, slot.shape, slot.dtype.size, self.group)
 
     @abstractmethod
-    def cut(self, slot: GraphSlot) -> Cut:
-        """The parts and streams by which a gradient is encoded."""
+    def layouts(self, slots: Sequence[GraphSlot]) -> list[MessageLayout]:
+        """The layouts of a bucket's messages: of payloads and, if ranks own parts, of their averages."""
+
+    def ordered(self, slot: GraphSlot, gradient: tf.Tensor) -> tf.Tensor:
+        """The gradient in the order of the layouts: as it is, or its transposed matrix."""
+        matrix = self._transposed(slot)
+        return tf.transpose(tf.reshape(gradient, matrix)) if matrix else gradient
+
+    def restored(self, slot: GraphSlot, result: tf.Tensor) -> tf.Tensor:
+        """The result in the gradient's shape; the inverse of :meth:`ordered`."""
+        return tf.reshape(tf.transpose(result), slot.shape) if self._transposed(slot) else result
 
     def encode(self, bucket: GraphBucket, token: tf.Tensor, everybody: tf.Tensor) -> Any:
         """Encodes the gradients, once all of them are available, and moves residuals on.
@@ -79,15 +89,10 @@ class GraphExchange(ABC):
             The message, the number of bytes for each owner, and whether the message is encoded, shape=(),
             bool; if not, it holds the gradients as float32.
         """
-        ranks, length = (self.collectives.size, bucket.length) if self.gathers else (1, None)
+        ranks = self.collectives.size if self.gathers else 1
+        inputs = token, everybody
         return self.coder.run(
-            "encode",
-            bucket,
-            token,
-            everybody,
-            warmup=self.coder.warmup_steps,
-            ranks=ranks,
-            length=-1 if length is None else length,
+            "encode", bucket, *inputs, warmup=self.coder.warmup_steps, ranks=ranks
         )
 
     @abstractmethod
@@ -112,8 +117,13 @@ class GraphExchange(ABC):
         inputs = bucket.arrived, bucket.encoded
         return self.coder.run("decode", bucket, *inputs, what=what, ranks=self.collectives.size)
 
-    def _shards(self, slot: GraphSlot) -> tuple[Shards, Codec]:
-        """The parts of gradient 0 where it has a slot's shape, and their codec."""
-        cut = self.shared(slot)
-        assert cut is not None
-        return cut.shards(self.owners), cut.codec
+    def _transposed(self, slot: GraphSlot) -> tuple[int, int] | None:
+        """Rows and columns of a gradient whose parts are those of its transposed matrix."""
+        found = self.shared(slot)
+        return found.transposed if found else None
+
+
+def member_of(slot: GraphSlot) -> Member:
+    """A gradient as the member of a bucket; its shape is known."""
+    assert slot.shape is not None
+    return Member(slot.index, slot.shape, slot.route.codec)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from hvd_compress.exchanges import two_shot
+from hvd_compress.exchanges.layout import MessageLayout
 from hvd_compress.tensorflow.buckets import GraphBucket
-from hvd_compress.tensorflow.coder import Cut
-from hvd_compress.tensorflow.exchanges.base import GraphExchange
+from hvd_compress.tensorflow.exchanges.base import GraphExchange, member_of
 from hvd_compress.tensorflow.slots import GraphSlot
 
 
@@ -19,15 +21,13 @@ class TwoShot(GraphExchange):
 
     common = two_shot.EXCHANGE
 
-    def cut(self, slot: GraphSlot) -> Cut:
-        rank, size, (shards, _) = self.group.rank, self.owners, self._shards(slot)
-        return Cut(
-            self.shared(slot),
-            streams=[two_shot.first_stream(rank, owner, size) for owner in range(size)],
-            parts=[shards.of(owner) for owner in range(size)],
-            own=rank,
-            own_stream=two_shot.second_stream(rank, size),
-        )
+    def layouts(self, slots: Sequence[GraphSlot]) -> list[MessageLayout]:
+        rank, size, members = self.group.rank, self.owners, list(map(member_of, slots))
+        owners = two_shot.owners(self.group)
+        return [
+            owners.sections(members, lambda owner: two_shot.first_stream(rank, owner, size)),
+            owners.received(members, stream=two_shot.second_stream(rank, size)),
+        ]
 
     def send(self, bucket: GraphBucket, message: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         ranks = self.collectives
@@ -40,6 +40,6 @@ class TwoShot(GraphExchange):
 
     def _length(self, bucket: GraphBucket) -> int | None:
         """The number of bytes of each owner's averages, where it is known and the same for all."""
-        shards, codec = self._shards(bucket.slots[0])
-        sizes = set(shards.payload_bytes(codec))
-        return sizes.pop() if bucket.length is not None and len(sizes) == 1 else None
+        sections = set(self.layouts(bucket.slots)[0].sections)
+        known = bucket.length is not None and len(sections) == 1
+        return sections.pop() if known else None

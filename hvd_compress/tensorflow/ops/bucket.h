@@ -4,30 +4,28 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "coder.h"
+#include "kernels.h"
 #include "latch.h"
 #include "ledger.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/tensor.h"
 
 namespace hvd_compress {
 
+using VariableRef = tensorflow::core::RefCountPtr<tensorflow::Var>;
+
 // One gradient in one step.
 struct Member {
-  std::shared_ptr<const Coder> coder;
   tensorflow::Tensor gradient;
   // float32 or bfloat16 variables, empty until the first step: of this rank's gradient, and of the
   // average of the piece that it owns; and an int64 variable that counts exchanges.
-  tensorflow::core::RefCountPtr<tensorflow::Var> residual, owned, exchanges;
-  int64_t number = 0;  // of the gradient, in the noise and in the order of its owners
-  std::vector<Piece> pieces;
+  VariableRef residual, owned, exchanges;
   int64_t step = 0;           // the position in the noise, stamped on payloads
-  double scale = 0;           // on the sum of the ranks' gradients
   tensorflow::Tensor result;  // once decoded, if status is ok
   absl::Status status;
 };
@@ -36,21 +34,20 @@ struct Member {
 // of its own; the first member's branch encodes, sends and decodes for all of them.
 class Bucket {
  public:
-  // scales: one for each member, in the order of tracing.
-  explicit Bucket(const std::vector<double>& scales);
+  explicit Bucket(std::shared_ptr<const BucketLayout> layout);
 
   // Adds a member; `complete` is set with the last one.
   void Submit(int64_t index, Member member);
 
-  // Lays out a message that has one payload of each piece: an owner's pieces follow each other, and
-  // so do the owners' blocks. Without owners there is one block.
-  void LayOut();
+  // Encodes a table of the layout from arrays of values, one for each member, into `message`, and
+  // moves their residuals on. Where this fails for members, their payloads are zeros, and the
+  // ledger has an error that begins with `who`.
+  absl::Status Encode(tensorflow::OpKernelContext* context, Ledger* ledger,
+                      const std::shared_ptr<Kernels>& kernels, const Table& table, Arrays arrays,
+                      VariableRef Member::* residual, const char* who, uint8_t* message);
 
+  std::shared_ptr<const BucketLayout> layout;
   std::vector<Member> members;
-  struct Block {
-    int64_t begin, size;  // bytes
-  };
-  std::vector<Block> blocks;
   const std::shared_ptr<Latch> complete, decoded;
 
  private:
@@ -65,10 +62,6 @@ struct BucketOnDevice {
 };
 absl::StatusOr<BucketOnDevice> LookupBucket(tensorflow::OpKernelContext* context, int ledger_input,
                                             int64_t bucket);
-
-// The kernels for an operation's device; all of a compressor's operations on GPUs are on one GPU.
-absl::StatusOr<std::shared_ptr<Kernels>> KernelsFor(tensorflow::OpKernelContext* context,
-                                                    Ledger* ledger, const Coder& coder);
 
 }  // namespace hvd_compress
 

@@ -47,17 +47,13 @@ class DecodeOp : public OpKernel {
     const bool encoded = context->input(1).scalar<bool>()();
     const auto started = std::chrono::steady_clock::now();
     bool drop = false;
-    int64_t begin = 0;  // of a member's uncompressed sum
+    const absl::Status status = Results(context, ledger, found->bucket.get(), encoded, &drop);
+    if (!status.ok()) ledger->Fail(std::string(status.message()));
     for (Member& member : found->bucket->members) {
-      member.status = Result(context, ledger, *found->bucket, encoded, begin, &member, &drop);
-      if (!member.status.ok()) {
-        ledger->Fail(std::string(member.status.message()));
-        drop = true;
-      }
-      begin += member.gradient.NumElements();
+      member.status = status;
       member.gradient = Tensor();  // Moves keep it as long as it is needed.
     }
-    ledger->Decoded(drop);
+    ledger->Decoded(drop || !status.ok());
     if (!encoded) {
       ledger->Count(kReducedBytes, static_cast<double>(context->input(0).TotalBytes()));
     }
@@ -67,55 +63,50 @@ class DecodeOp : public OpKernel {
   }
 
  private:
-  absl::Status Result(OpKernelContext* context, Ledger* ledger, const Bucket& bucket, bool encoded,
-                      int64_t begin, Member* member, bool* nonfinite) const {
+  absl::Status Results(OpKernelContext* context, Ledger* ledger, Bucket* bucket, bool encoded,
+                       bool* nonfinite) const {
     const std::string failure = ledger->failure();
     if (!failure.empty()) return errors::DataLoss(failure);
-    const Tensor& message = context->input(0);
-    const Tensor& gradient = member->gradient;
-    TF_RETURN_IF_ERROR(context->allocate_temp(gradient.dtype(), gradient.shape(), &member->result));
-    const auto kernels = KernelsFor(context, ledger, *member->coder);
+    const auto kernels = ledger->KernelsOn(context);
     TF_RETURN_IF_ERROR(kernels.status());
-    if (!encoded) return Sum(kernels->get(), message, begin, member);
-    const float scale = static_cast<float>(member->scale * weight_);
-    TF_RETURN_IF_ERROR(Payloads(kernels->get(), bucket, message, scale, member, nonfinite));
-    if (gradient.dtype() != DT_HALF) return absl::OkStatus();
-    // The sum may be beyond its range though no payload was: scalers of losses then skip the step.
-    return kernels->get()->FlagNonfinite(member->result.data(), gradient.NumElements(), nonfinite);
-  }
-
-  static absl::Status Sum(Kernels* kernels, const Tensor& message, int64_t begin, Member* member) {
-    const int64_t count = member->result.NumElements();
-    if (message.NumElements() < 4 * (begin + count)) {
-      return errors::DataLoss(member->coder->label(), ": expected a sum of ", begin + count,
-                              " float32 numbers or more, got ", message.NumElements(), " bytes");
+    const Tensor& message = context->input(0);
+    const BucketLayout& layout = *bucket->layout;
+    int64_t count = 0;
+    Arrays arrays;
+    for (Member& member : bucket->members) {
+      TF_RETURN_IF_ERROR(
+          context->allocate_temp(member.gradient.dtype(), member.gradient.shape(), &member.result));
+      arrays.push_back({member.result.data(), nullptr, nullptr, static_cast<uint64_t>(member.step),
+                        DtypeOf(member.result.dtype()), 0});
+      count += member.result.NumElements();
     }
-    return kernels->Scale(static_cast<const float*>(message.data()) + begin, HVDC_DTYPE_FLOAT32,
-                          count, static_cast<float>(member->scale), member->result.data(),
-                          DtypeOf(member->result.dtype()));
-  }
-
-  absl::Status Payloads(Kernels* kernels, const Bucket& bucket, const Tensor& message, float scale,
-                        Member* member, bool* nonfinite) const {
-    const std::string& label = member->coder->label();
-    const Bucket::Block last = bucket.blocks.back();
-    const int64_t bytes = copies_ * (last.begin + last.size);
-    if (message.NumElements() != bytes) {
-      return errors::DataLoss(label, ": expected a message of ", bytes, " bytes, got ",
+    const int64_t bytes = encoded ? copies_ * layout.message->bytes : 4 * count;
+    if (encoded ? message.NumElements() != bytes : message.NumElements() < bytes) {
+      return errors::DataLoss(layout.labels[0], ": expected a message of ", bytes, " bytes, got ",
                               message.NumElements());
     }
-    const auto* from = message.flat<uint8_t>().data();
-    auto* to = static_cast<char*>(member->result.data());
-    const int width = DataTypeSize(member->result.dtype());
-    for (size_t i = 0; i < member->pieces.size(); ++i) {
-      const Piece& piece = member->pieces[i];
-      if (piece.bytes == 0) continue;
-      const Bucket::Block block = bucket.blocks[i];
-      const auto* first = from + copies_ * block.begin + (piece.offset - block.begin);
-      TF_RETURN_IF_ERROR(
-          kernels->DecodeSum({piece.spec, member->step, first, piece.bytes, block.size, copies_},
-                             {label, i, averages_, member->step}, scale, to + piece.begin * width,
-                             DtypeOf(member->result.dtype()), nonfinite));
+    if (!encoded) return Sums(kernels->get(), *bucket, message);
+    TF_RETURN_IF_ERROR(
+        kernels->get()->DecodeSum({bucket->layout, layout.message, averages_,
+                                   message.flat<uint8_t>().data(), layout.message->bytes, copies_},
+                                  arrays, static_cast<float>(layout.scale * weight_), nonfinite));
+    for (const Member& member : bucket->members) {
+      if (member.result.dtype() != DT_HALF) continue;
+      // The sum may be beyond its range though no payload was: scalers of losses then skip the
+      // step.
+      TF_RETURN_IF_ERROR(kernels->get()->FlagNonfinite(member.result.data(),
+                                                       member.result.NumElements(), nonfinite));
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status Sums(Kernels* kernels, const Bucket& bucket, const Tensor& message) {
+    const auto* from = static_cast<const float*>(message.data());
+    for (const Member& member : bucket.members) {
+      TF_RETURN_IF_ERROR(kernels->Scale(from, HVDC_DTYPE_FLOAT32, member.result.NumElements(),
+                                        static_cast<float>(bucket.layout->scale),
+                                        member.result.data(), DtypeOf(member.result.dtype())));
+      from += member.result.NumElements();
     }
     return absl::OkStatus();
   }

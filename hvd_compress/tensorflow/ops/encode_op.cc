@@ -1,4 +1,5 @@
 // Makes a bucket's first message, when all of its gradients have been computed.
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <utility>
@@ -6,7 +7,7 @@
 #include "bucket.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/platform/errors.h"
 
 namespace hvd_compress {
 namespace {
@@ -16,8 +17,7 @@ using namespace tensorflow;  // NOLINT: the registration macros need it
 // submitted: the first member's token. everybody: whether all ranks take part in the step. sizes:
 // the bytes for each owner. encoded: whether the message has payloads of gradients or of pieces of
 // them, and residuals moved on; if not, because a rank has joined or a gradient warms up, it holds
-// the gradients as float32 numbers. ranks: the number that gather the message. length: the bytes of
-// the payloads, where all ranks rely on it because they add messages up; else -1.
+// the gradients as float32 numbers. ranks: the number that gather the message.
 //
 // It does not fail, because the other ranks wait for a message: they get zeros in place of
 // gradients that could not be encoded, and the results fail.
@@ -31,7 +31,6 @@ REGISTER_OP("HvdcEncode")
     .Attr("bucket: int")
     .Attr("warmup: int")
     .Attr("ranks: int")
-    .Attr("length: int")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(shape_inference::InferenceContext::kUnknownDim));
@@ -46,7 +45,6 @@ class EncodeOp : public AsyncOpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("bucket", &bucket_));
     OP_REQUIRES_OK(context, context->GetAttr("warmup", &warmup_));
     OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
-    OP_REQUIRES_OK(context, context->GetAttr("length", &length_));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -65,8 +63,10 @@ class EncodeOp : public AsyncOpKernel {
   }
 
  private:
-  absl::Status Make(OpKernelContext* context, Ledger* ledger, Bucket* bucket) const {
-    bucket->LayOut();
+  absl::Status Make(OpKernelContext* context, Ledger* ledger, Bucket* bucket) {
+    const auto& entries = bucket->layout->message->entries;
+    if (!entries.empty() && entries[0].spec.rows < 0) Resolve(bucket);
+    const std::vector<int64_t>& sections = bucket->layout->sections;
     const bool everybody = context->input(1).scalar<bool>()();
     bool encoded = everybody;
     for (Member& member : bucket->members) {
@@ -76,27 +76,51 @@ class EncodeOp : public AsyncOpKernel {
     Tensor *message, *sizes, *flag;
     TF_RETURN_IF_ERROR(context->allocate_output(2, {}, &flag));
     flag->scalar<bool>()() = encoded;
-    const auto owners = static_cast<int64_t>(bucket->blocks.size());
+    const auto owners = static_cast<int64_t>(sections.size());
     TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({owners}), &sizes));
-    auto bytes = sizes->flat<int32_t>();
-    for (int64_t i = 0; i < owners; ++i) {
-      bytes(i) = static_cast<int32_t>(bucket->blocks[i].size);
+    std::copy(sections.begin(), sections.end(), sizes->flat<int32_t>().data());
+    const int64_t payloads = bucket->layout->message->bytes;
+    if (encoded && (payloads < 0 || payloads * ranks_ >= int64_t{1} << 31)) {
+      // Tracing checks this where it knows the shape.
+      ledger->Fail(absl::StrCat(bucket->layout->labels[0], ", shape ",
+                                bucket->members[0].gradient.shape().DebugString(),
+                                ": expected fewer than 2^31 bytes in one gather, got ", ranks_,
+                                " ranks times ", payloads));
+      return context->allocate_output(0, TensorShape({0}), &message);
     }
-    const auto kernels = KernelsFor(context, ledger, *bucket->members[0].coder);
+    const int64_t size = encoded ? payloads : 4 * Elements(*bucket);
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({size}), &message));
+    const auto kernels = ledger->KernelsOn(context);
     if (!kernels.ok()) {
       ledger->Fail(std::string(kernels.status().message()));
-      const int64_t size = encoded ? Size(*bucket) : 4 * Elements(*bucket);
-      return context->allocate_output(0, TensorShape({size}), &message);
+      return absl::OkStatus();
     }
     const auto started = std::chrono::steady_clock::now();
-    if (!encoded) {
-      TF_RETURN_IF_ERROR(Widen(context, kernels->get(), *bucket, &message));
-    } else {
-      TF_RETURN_IF_ERROR(Payloads(context, ledger, *kernels, bucket, &message));
-    }
+    auto* const to = message->flat<uint8_t>().data();
+    TF_RETURN_IF_ERROR(encoded ? Payloads(context, ledger, *kernels, bucket, to)
+                               : Widen(kernels->get(), *bucket, to));
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
     ledger->Count(kEncodeSeconds, seconds.count());
     return absl::OkStatus();
+  }
+
+  // Gives a gradient whose shape tracing did not know a layout; the last one is kept.
+  void Resolve(Bucket* bucket) {
+    const TensorShape& shape = bucket->members[0].gradient.shape();
+    mutex_lock lock(mutex_);
+    if (unknown_ != bucket->layout || shape_ != shape) {
+      hvdc_cuda_entry entry = bucket->layout->message->entries[0];
+      entry.spec.rows = shape.dims() ? shape.dim_size(0) : 1;
+      entry.spec.columns = 1;
+      for (int i = 1; i < shape.dims(); ++i) entry.spec.columns *= shape.dim_size(i);
+      const auto resolved = std::make_shared<BucketLayout>(*bucket->layout);
+      resolved->message = std::make_shared<Table>(std::vector<hvdc_cuda_entry>{entry});
+      resolved->sections = {resolved->message->bytes};
+      unknown_ = bucket->layout;
+      shape_ = shape;
+      resolved_ = resolved;
+    }
+    bucket->layout = resolved_;
   }
 
   // The number of a gradient's earlier exchanges; counts one more if all ranks take part: a rank
@@ -117,15 +141,7 @@ class EncodeOp : public AsyncOpKernel {
     return count;
   }
 
-  // The bytes of all payloads.
-  static int64_t Size(const Bucket& bucket) {
-    return bucket.blocks.back().begin + bucket.blocks.back().size;
-  }
-
-  static absl::Status Widen(OpKernelContext* context, Kernels* kernels, const Bucket& bucket,
-                            Tensor** message) {
-    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({4 * Elements(bucket)}), message));
-    auto* to = (*message)->flat<uint8_t>().data();
+  static absl::Status Widen(Kernels* kernels, const Bucket& bucket, uint8_t* to) {
     for (const Member& member : bucket.members) {
       const Tensor& gradient = member.gradient;
       TF_RETURN_IF_ERROR(kernels->Scale(gradient.data(), DtypeOf(gradient.dtype()),
@@ -135,56 +151,31 @@ class EncodeOp : public AsyncOpKernel {
     return absl::OkStatus();
   }
 
-  absl::Status Payloads(OpKernelContext* context, Ledger* ledger,
-                        const std::shared_ptr<Kernels>& kernels, Bucket* bucket,
-                        Tensor** message) const {
-    const int64_t size = Size(*bucket);
-    const Member& first = bucket->members[0];
-    if (first.pieces[0].bytes < 0 || size * ranks_ >= int64_t{1} << 31) {
-      // Tracing checks this where it knows the shape.
-      ledger->Fail(absl::StrCat(first.coder->label(), ", shape ",
-                                first.gradient.shape().DebugString(),
-                                ": expected fewer than 2^31 bytes in one gather, got ", ranks_,
-                                " ranks times ", first.pieces[0].bytes));
-      return context->allocate_output(0, TensorShape({0}), message);
+  static absl::Status Payloads(OpKernelContext* context, Ledger* ledger,
+                               const std::shared_ptr<Kernels>& kernels, Bucket* bucket,
+                               uint8_t* to) {
+    const Table& table = *bucket->layout->message;
+    Arrays arrays;
+    for (size_t i = 0; i < bucket->members.size(); ++i) {
+      Member& member = bucket->members[i];
+      const int64_t count = member.gradient.NumElements();
+      arrays.push_back(
+          {member.gradient.data(), nullptr, nullptr, 0, DtypeOf(member.gradient.dtype()), 0});
+      ledger->Count(kElements, static_cast<double>(count));
+      if (count == table.Elements(i)) continue;
+      member.status = errors::InvalidArgument(bucket->layout->labels[i],
+                                              ": expected a gradient of ", table.Elements(i),
+                                              " elements as when it was first traced, got ", count);
     }
-    if (length_ >= 0 && size != length_) {
-      // Another trace, which did not know the shape.
-      ledger->Fail(absl::StrCat(first.coder->label(), ": expected a gradient whose payload has ",
-                                length_, " bytes, as when it was first traced, got shape ",
-                                first.gradient.shape().DebugString(), ", whose payload has ",
-                                size));
-      TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({length_}), message));
-      return kernels->Zero((*message)->flat<uint8_t>().data(), length_);
-    }
-    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({size}), message));
-    for (Member& member : bucket->members) {
-      const Coder& coder = *member.coder;
-      Tensor before;
-      absl::Status status = coder.CheckTraced(member.gradient);
-      if (status.ok()) {
-        status =
-            coder.Encode(context, kernels.get(), member.pieces, coder.streams(), member.number,
-                         member.step, member.gradient, *message, member.residual.get(), &before);
-      }
-      if (!status.ok()) {
-        ledger->Fail(std::string(status.message()));
-        for (const Piece& piece : member.pieces) {
-          uint8_t* const to = (*message)->flat<uint8_t>().data() + piece.offset;
-          TF_RETURN_IF_ERROR(kernels->Zero(to, piece.bytes));
-        }
-        continue;
-      }
-      ledger->Count(kElements, static_cast<double>(member.gradient.NumElements()));
-      if (coder.feedback()) {
-        ledger->Encoded({std::move(member.residual), std::move(before), kernels});
-      }
-    }
-    if (bucket->blocks.size() == 1) ledger->Count(kGatheredBytes, static_cast<double>(size));
-    return absl::OkStatus();
+    if (!bucket->layout->own) ledger->Count(kGatheredBytes, static_cast<double>(table.bytes));
+    return bucket->Encode(context, ledger, kernels, table, std::move(arrays), &Member::residual, "",
+                          to);
   }
 
-  int64_t bucket_, warmup_, ranks_, length_;
+  int64_t bucket_, warmup_, ranks_;
+  mutex mutex_;
+  std::shared_ptr<const BucketLayout> unknown_, resolved_;
+  TensorShape shape_;  // for which it is resolved
 };
 HVDC_REGISTER("HvdcEncode", EncodeOp,
               .HostMemory("submitted")

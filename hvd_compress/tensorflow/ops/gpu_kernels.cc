@@ -1,29 +1,43 @@
 #include "gpu_kernels.h"
 
+#include <atomic>
+
 #include "tensorflow/core/platform/errors.h"
 
 namespace hvd_compress {
 
 using namespace tensorflow;  // NOLINT: the macros need it
 
+// A plan of the library, and its memory on the device.
+struct Table::Plan {
+  explicit Plan(const CudaFunctions* cuda) : cuda(cuda) {}
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+  ~Plan() { cuda->plan_free(plan); }
+
+  const CudaFunctions* const cuda;
+  hvdc_cuda_plan* plan = nullptr;
+  Tensor memory;
+};
+
 namespace {
 
 constexpr int64_t kAlignment = 256;
-constexpr size_t kRemembered = 4096;  // calls
+constexpr size_t kRemembered = 256;  // calls
+constexpr int kEntryBits = 32;       // of an error's tag: the others are the call's number
 
 using Memory = stream_executor::DeviceMemoryBase;
 
-int64_t RoundUp(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-uint8_t* Aligned(const Tensor& memory) {
-  return reinterpret_cast<uint8_t*>(RoundUp(reinterpret_cast<int64_t>(memory.data())));
-}
+std::atomic<const CudaFunctions*> functions = nullptr;
 
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<GpuKernels>> GpuKernels::For(OpKernelContext* context) {
-  const auto library = OpenedCudaLibrary();
-  if (!library.ok()) return library.status();
+  if (functions == nullptr) {
+    return errors::FailedPrecondition(
+        "expected an opened libhvdc_cuda.so for gradients on a GPU, got none: make the compressor "
+        "with device=\"GPU:0\"");
+  }
   const DeviceContext* const device = context->op_device_context();
   const auto* const info = context->device()->tensorflow_accelerator_device_info();
   if (device == nullptr || device->stream() == nullptr || info == nullptr || info->gpu_id < 0) {
@@ -31,7 +45,7 @@ absl::StatusOr<std::shared_ptr<GpuKernels>> GpuKernels::For(OpKernelContext* con
                                       context->device()->name());
   }
   std::shared_ptr<GpuKernels> kernels(new GpuKernels);
-  kernels->library_ = *library;
+  kernels->cuda_ = functions;
   kernels->stream_ = device->stream();
   kernels->allocator_ = context->device()->GetAllocator(AllocatorAttributes());
   kernels->ordinal_ = info->gpu_id;
@@ -64,12 +78,14 @@ std::string GpuKernels::TakeError() {
   const uint32_t status = met->status;
   if (status == HVDC_OK) return "";
   const uint64_t tag = met->tag;
-  const auto call = calls_.find(tag);
-  const Senders unknown{"a gradient", 0, false, 0};
-  const absl::Status told =
-      BadPayload(call == calls_.end() ? unknown : call->second, status, met->payload);
+  const auto call = calls_.find(tag >> kEntryBits);
+  const int64_t entry = static_cast<uint32_t>(tag);
+  const std::string told =
+      call == calls_.end()
+          ? absl::StrCat("a gradient: decoding failed with status ", status)
+          : std::string(call->second.Altered(entry, met->payload, status).message());
   met->status = HVDC_OK;
-  return absl::StrCat(told.message(), "; its result was NaN");
+  return absl::StrCat(told, "; its result was NaN");
 }
 
 absl::Status GpuKernels::Zero(void* memory, int64_t bytes) {
@@ -78,31 +94,16 @@ absl::Status GpuKernels::Zero(void* memory, int64_t bytes) {
   return stream_->MemZero(&device, bytes);
 }
 
-absl::Status GpuKernels::Encode(const hvdc_spec& spec, const hvdc_noise& noise, const void* numbers,
-                                int dtype, const Feedback* feedback, void* payload, int64_t bytes) {
-  hvdc_feedback in_place = {};
-  if (feedback) {
-    in_place = {feedback->alpha, feedback->beta, feedback->next, feedback->residual_dtype, 0};
-    const int64_t width = feedback->residual_dtype == HVDC_DTYPE_FLOAT32 ? 4 : 2;
-    const int64_t size = spec.rows * spec.columns * width;
-    if (size) {
-      Memory next(feedback->next, size);
-      const Memory before(const_cast<void*>(feedback->residual), size);
-      TF_RETURN_IF_ERROR(stream_->Memcpy(&next, before, size));
-    }
-  }
+absl::Status GpuKernels::Encode(const BucketLayout&, const Table& table, const Arrays& arrays,
+                                void* message) {
   mutex_lock lock(mutex_);
-  hvdc_cuda_queue queue;
-  TF_RETURN_IF_ERROR(Prepare(spec, &queue));
-  return Check(library_->encode(&spec, &noise, numbers, dtype, feedback ? &in_place : nullptr,
-                                payload, bytes, &queue),
-               "encoding");
+  return Launch(table, arrays, message);
 }
 
-absl::Status GpuKernels::DecodeSum(const Payloads& payloads, const Senders& senders, float scale,
-                                   void* out, int dtype, bool*) {
+absl::Status GpuKernels::DecodeSum(const Messages& messages, const Arrays& arrays, float scale,
+                                   bool*) {
   mutex_lock lock(mutex_);
-  return Sum(payloads, senders, scale, out, dtype, true);
+  return Sum(messages, arrays, scale, true);
 }
 
 absl::Status GpuKernels::FlagNonfinite(const void* halves, int64_t count, bool*) {
@@ -120,7 +121,7 @@ absl::Status GpuKernels::RestoreIfFlagged(const void* before, void* after, int d
   if (!flags_are_of_this_step_) return absl::OkStatus();  // Nothing has been decoded.
   const hvdc_cuda_queue queue = Queue();
   const hvdc_cuda_residual one = {before, after, count, dtype, 0};
-  return Check(library_->restore(&one, 1, flags(), &queue), "restoring a residual");
+  return Check(cuda_->restore(&one, 1, flags(), &queue), "restoring a residual");
 }
 
 absl::Status GpuKernels::Scale(const void* numbers, int from, int64_t count, float scale, void* out,
@@ -131,38 +132,73 @@ absl::Status GpuKernels::Scale(const void* numbers, int from, int64_t count, flo
 
 absl::Status GpuKernels::Pass(uint32_t codec, const char* what, const void* numbers, int from,
                               int64_t count, float scale, void* out, int to, bool flagged) {
-  hvdc_spec spec = {};
-  spec.codec = codec;
-  spec.rows = count;
-  spec.columns = 1;
-  const int64_t bytes = hvdc_payload_bytes(&spec);
-  Tensor payload;
-  TF_RETURN_IF_ERROR(Allocate(bytes, &payload));
-  TF_RETURN_IF_ERROR(Encode(spec, {}, numbers, from, nullptr, payload.data(), bytes));
   mutex_lock lock(mutex_);
+  std::shared_ptr<BucketLayout>& layout = passes_[{codec, count}];
+  if (!layout) {
+    hvdc_cuda_entry entry = {};
+    entry.spec.codec = codec;
+    entry.spec.rows = count;
+    entry.spec.columns = 1;
+    const auto table = std::make_shared<Table>(std::vector<hvdc_cuda_entry>{entry});
+    layout = std::make_shared<BucketLayout>(BucketLayout{{what}, 1, {table->bytes}, table, {}});
+  }
+  const Table& table = *layout->message;
+  Tensor payload;
+  TF_RETURN_IF_ERROR(Allocate(table.bytes, &payload));
+  hvdc_cuda_array array = {const_cast<void*>(numbers), nullptr, nullptr, 0, from, 0};
+  TF_RETURN_IF_ERROR(Launch(table, {array}, payload.data()));
+  array.values = out;
+  array.dtype = to;
   const auto* const first = static_cast<const uint8_t*>(payload.data());
-  return Sum({spec, 0, first, bytes, bytes, 1}, {what, 0, false, 0}, scale, out, to, flagged);
+  return Sum({layout, layout->message, false, first, table.bytes, 1}, {array}, scale, flagged);
 }
 
-absl::Status GpuKernels::Prepare(const hvdc_spec& spec, hvdc_cuda_queue* queue) {
-  // Plain codes take as much for any number of payloads.
-  const int64_t needed = library_->workspace_bytes(&spec);
-  *queue = Queue();
-  int64_t size = workspace_.NumElements() - kAlignment;
-  if (size < needed) {
-    for (size = kAlignment; size < needed;) size *= 2;
-    TF_RETURN_IF_ERROR(Allocate(size + kAlignment, &workspace_));
-    queue->workspace = Aligned(workspace_);
-    queue->workspace_bytes = size;
-    TF_RETURN_IF_ERROR(Check(library_->prepare(queue), "preparing a workspace"));
-  }
-  queue->workspace = Aligned(workspace_);
-  queue->workspace_bytes = size;
+absl::StatusOr<const hvdc_cuda_plan*> GpuKernels::PlanOf(const Table& table, int messages) {
   if (!flags_are_of_this_step_) {
     TF_RETURN_IF_ERROR(Zero(flags(), sizeof(uint32_t)));
     flags_are_of_this_step_ = true;
   }
-  return absl::OkStatus();
+  std::shared_ptr<Table::Plan>& known = table.plans[messages];
+  if (known) return known->plan;
+  const auto made = std::make_shared<Table::Plan>(cuda_);
+  const auto count = static_cast<int64_t>(table.entries.size());
+  TF_RETURN_IF_ERROR(
+      Check(messages < 0
+                ? cuda_->plan_encode(table.entries.data(), count, ordinal_, &made->plan)
+                : cuda_->plan_decode(table.entries.data(), count, messages, ordinal_, &made->plan),
+            "planning"));
+  const int64_t bytes = cuda_->plan_bytes(made->plan);
+  TF_RETURN_IF_ERROR(Allocate(bytes + kAlignment, &made->memory));
+  hvdc_cuda_queue queue = Queue();
+  const auto begin = reinterpret_cast<uintptr_t>(made->memory.data());
+  queue.workspace = reinterpret_cast<void*>((begin + kAlignment - 1) / kAlignment * kAlignment);
+  queue.workspace_bytes = bytes;
+  TF_RETURN_IF_ERROR(Check(cuda_->plan_prepare(made->plan, &queue), "preparing a workspace"));
+  known = made;
+  return made->plan;
+}
+
+absl::Status GpuKernels::Launch(const Table& table, const Arrays& arrays, void* message) {
+  const auto plan = PlanOf(table, -1);
+  if (!plan.ok()) return plan.status();
+  const hvdc_cuda_queue queue = Queue();
+  return Check(cuda_->encode_batch(*plan, arrays.data(), static_cast<int64_t>(arrays.size()),
+                                   message, &queue),
+               "encoding");
+}
+
+absl::Status GpuKernels::Sum(const Messages& messages, const Arrays& arrays, float scale,
+                             bool flagged) {
+  const auto plan = PlanOf(*messages.table, messages.count);
+  if (!plan.ok()) return plan.status();
+  calls_.emplace(++call_, messages);
+  if (calls_.size() > kRemembered) calls_.erase(calls_.begin());
+  const hvdc_cuda_queue queue = Queue();
+  return Check(
+      cuda_->decode_batch(*plan, arrays.data(), static_cast<int64_t>(arrays.size()), messages.first,
+                          messages.stride, scale, flagged ? flags() : nullptr, error_,
+                          call_ << kEntryBits, &queue),
+      "decoding");
 }
 
 hvdc_cuda_queue GpuKernels::Queue() const {
@@ -175,22 +211,12 @@ absl::Status GpuKernels::Allocate(int64_t bytes, Tensor* memory) const {
   return errors::ResourceExhausted("expected ", bytes, " bytes of a GPU's memory, got none");
 }
 
-absl::Status GpuKernels::Sum(const Payloads& payloads, const Senders& senders, float scale,
-                             void* out, int dtype, bool flagged) {
-  hvdc_cuda_queue queue;
-  TF_RETURN_IF_ERROR(Prepare(payloads.spec, &queue));
-  return Check(library_->decode_sum(&payloads.spec, payloads.step, payloads.first, payloads.bytes,
-                                    payloads.stride, payloads.count, scale, out, dtype,
-                                    flagged ? flags() : nullptr, error_, Remember(senders), &queue),
-               "decoding");
-}
-
 absl::Status GpuKernels::Check(int status, const char* call) const {
   switch (status) {
     case HVDC_OK:
       return absl::OkStatus();
     case HVDC_CUDA_FAILED:
-      return errors::Internal(call, ": CUDA answered: ", library_->message());
+      return errors::Internal(call, ": CUDA answered: ", cuda_->message());
     case HVDC_CUDA_TOO_LARGE:
       return errors::InvalidArgument(call, ": expected fewer than 2^31 elements and at most ",
                                      static_cast<int>(HVDC_CUDA_MAX_PAYLOADS),
@@ -200,10 +226,8 @@ absl::Status GpuKernels::Check(int status, const char* call) const {
   }
 }
 
-uint64_t GpuKernels::Remember(const Senders& senders) {
-  calls_[++tag_] = senders;
-  if (calls_.size() > kRemembered) calls_.erase(calls_.begin());
-  return tag_;
-}
-
 }  // namespace hvd_compress
+
+extern "C" void hvdc_tensorflow_set_cuda(const hvd_compress::CudaFunctions* functions) {
+  hvd_compress::functions = functions;
+}

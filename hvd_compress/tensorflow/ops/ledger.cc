@@ -10,16 +10,23 @@ namespace hvd_compress {
 
 using tensorflow::mutex_lock;
 
-void Ledger::Expect(int64_t graph, Traced traced) {
+void Ledger::Expect(int64_t graph, int64_t gradients) {
   mutex_lock lock(mutex_);
-  traced_[graph] = std::move(traced);
+  traced_[graph].gradients = gradients;
+}
+
+void Ledger::Expect(int64_t graph, size_t bucket, std::shared_ptr<const BucketLayout> layout) {
+  mutex_lock lock(mutex_);
+  auto& buckets = traced_[graph].buckets;
+  if (buckets.size() <= bucket) buckets.resize(bucket + 1);
+  buckets[bucket] = std::move(layout);
 }
 
 Standing Ledger::Begin(int64_t graph, bool first) {
   mutex_lock lock(mutex_);
   const Traced& traced = traced_[graph];
   buckets_.clear();
-  for (const auto& scales : traced.buckets) buckets_.push_back(std::make_shared<Bucket>(scales));
+  for (const auto& layout : traced.buckets) buckets_.push_back(std::make_shared<Bucket>(layout));
   end_ = std::make_shared<Latch>();
   expected_ = traced.gradients;
   returned_ = 0;
@@ -43,14 +50,15 @@ std::shared_ptr<Bucket> Ledger::bucket(int64_t number) {
   return number < static_cast<int64_t>(buckets_.size()) ? buckets_[number] : nullptr;
 }
 
-absl::StatusOr<std::shared_ptr<GpuKernels>> Ledger::OnGpu(tensorflow::OpKernelContext* context) {
+absl::StatusOr<std::shared_ptr<Kernels>> Ledger::KernelsOn(tensorflow::OpKernelContext* context) {
+  if (context->device()->attributes().device_type() == tensorflow::DEVICE_CPU) return cpu_;
   mutex_lock lock(mutex_);
   if (!gpu_) {
     auto kernels = GpuKernels::For(context);
     if (!kernels.ok()) return kernels.status();
     gpu_ = *std::move(kernels);
   }
-  if (gpu_->Serve(context)) return gpu_;
+  if (gpu_->Serve(context)) return std::shared_ptr<Kernels>(gpu_);
   return tensorflow::errors::FailedPrecondition(
       "expected all gradients of a compressor on one GPU, got one on ", context->device()->name());
 }

@@ -72,10 +72,10 @@ struct Standing {
   bool failed;  // whether one of its operations has failed in an earlier step
 };
 
-// The numbers that tracing knows of the steps of one graph.
+// What tracing knows of the steps of one graph.
 struct Traced {
-  int64_t gradients = 0;                     // the number that come back, encoded or not
-  std::vector<std::vector<double>> buckets;  // for each, the scales of its members' sums
+  int64_t gradients = 0;  // the number that come back, encoded or not
+  std::vector<std::shared_ptr<const BucketLayout>> buckets;
 };
 
 // The error of an earlier step.
@@ -93,8 +93,13 @@ struct EarlierFailure {
 // though other ranks wait for it. So nothing fails before all of the step's gradients are back.
 class Ledger : public tensorflow::ResourceBase {
  public:
-  // Notes what has been traced of a graph so far.
-  void Expect(int64_t graph, Traced traced);
+  // threads: how many may work on one call of the CPU's kernels.
+  explicit Ledger(int threads) : cpu_(MakeCpuKernels(threads)) {}
+
+  // Notes how many gradients of a graph have been traced so far, and the layout of one of its
+  // buckets.
+  void Expect(int64_t graph, int64_t gradients);
+  void Expect(int64_t graph, size_t bucket, std::shared_ptr<const BucketLayout> layout);
 
   // Starts an exchange of a graph. first: whether a step begins with it; otherwise it belongs to
   // the step before, which is dropped as a whole.
@@ -103,8 +108,8 @@ class Ledger : public tensorflow::ResourceBase {
   // One of the step's buckets; null where there is none of that number.
   std::shared_ptr<Bucket> bucket(int64_t number);
 
-  // The kernels of the GPU that an operation is on, which has to be the one of all others.
-  absl::StatusOr<std::shared_ptr<GpuKernels>> OnGpu(tensorflow::OpKernelContext* context);
+  // The kernels of an operation's device. All operations on GPUs have to be on one GPU.
+  absl::StatusOr<std::shared_ptr<Kernels>> KernelsOn(tensorflow::OpKernelContext* context);
 
   // Notes whether all ranks' settings are known to be the same.
   void Agree(bool agreed);
@@ -159,6 +164,7 @@ class Ledger : public tensorflow::ResourceBase {
   bool dropped_ = false, replaced_ = false, agreed_ = false;
   std::string failure_;
   EarlierFailure earlier_failure_{};
+  const std::shared_ptr<Kernels> cpu_;
   std::shared_ptr<GpuKernels> gpu_;  // from the first operation on one
   std::array<double, kCounters> counters_{};
 };

@@ -7,7 +7,7 @@
 #include "bucket.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/platform/errors.h"
 
 namespace hvd_compress {
 namespace {
@@ -39,66 +39,58 @@ class AverageOp : public OpKernel {
     const auto found = LookupBucket(context, 1, bucket_);
     OP_REQUIRES_OK(context, found.status());
     Ledger* const ledger = found->ledger.get();
-    Bucket* const bucket = found->bucket.get();
-    const int own = bucket->members[0].coder->own();
-    const Bucket::Block block = bucket->blocks[own];
+    const BucketLayout& layout = *found->bucket->layout;
+    const int64_t size = layout.own->bytes;
     Tensor* averages;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({block.size}), &averages));
-    const Bucket::Block last = bucket->blocks.back();
-    ledger->Count(kGatheredBytes, static_cast<double>(block.size));
-    ledger->Count(kDistributedBytes, static_cast<double>(last.begin + last.size));
-    ledger->Count(kKeptBytes, static_cast<double>(block.size));
-    const auto kernels = KernelsFor(context, ledger, *bucket->members[0].coder);
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({size}), &averages));
+    ledger->Count(kGatheredBytes, static_cast<double>(size));
+    ledger->Count(kDistributedBytes, static_cast<double>(layout.message->bytes));
+    ledger->Count(kKeptBytes, static_cast<double>(size));
+    const auto kernels = ledger->KernelsOn(context);
     OP_REQUIRES_OK(context, kernels.status());
-    for (Member& member : bucket->members) {
-      Piece piece = member.pieces[own];
-      piece.offset -= block.begin;
-      if (piece.bytes > 0) {
-        const absl::Status status =
-            Work(context, ledger, *kernels, block.size, piece, &member, averages);
-        if (!status.ok()) {
-          ledger->Fail(absl::StrCat("as its owner: ", status.message()));
-          uint8_t* const to = averages->flat<uint8_t>().data() + piece.offset;
-          OP_REQUIRES_OK(context, (*kernels)->Zero(to, piece.bytes));
-        }
-      }
-    }
+    auto* const to = averages->flat<uint8_t>().data();
+    const absl::Status status = Average(context, ledger, *kernels, found->bucket.get(), to);
+    if (status.ok()) return;
+    ledger->Fail(absl::StrCat(kWho, status.message()));
+    OP_REQUIRES_OK(context, (*kernels)->Zero(to, size));
   }
 
  private:
-  // row: the bytes that each rank sent, in which those of the piece begin at its offset.
-  absl::Status Work(OpKernelContext* context, Ledger* ledger,
-                    const std::shared_ptr<Kernels>& kernels, int64_t row, const Piece& piece,
-                    Member* member, Tensor* averages) const {
+  static constexpr char kWho[] = "as its owner: ";
+
+  absl::Status Average(OpKernelContext* context, Ledger* ledger,
+                       const std::shared_ptr<Kernels>& kernels, Bucket* bucket,
+                       uint8_t* averages) const {
     const Tensor& message = context->input(0);
-    const Coder& coder = *member->coder;
-    Tensor average;
-    TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, TensorShape({piece.length}), &average));
+    const BucketLayout& layout = *bucket->layout;
+    const Table& table = *layout.own;
     const auto started = std::chrono::steady_clock::now();
-    if (message.NumElements() != row * ranks_) {
-      return errors::DataLoss(coder.label(), ": expected a message of ", row * ranks_,
+    if (message.NumElements() != table.bytes * ranks_) {
+      return errors::DataLoss(layout.labels[0], ": expected a message of ", table.bytes * ranks_,
                               " bytes, got ", message.NumElements());
     }
-    bool nonfinite = false;  // the average will be, too
-    const auto* first = message.flat<uint8_t>().data() + piece.offset;
-    TF_RETURN_IF_ERROR(
-        kernels->DecodeSum({piece.spec, member->step, first, piece.bytes, row, ranks_},
-                           {coder.label(), 0, false, member->step}, 1.0f / ranks_, average.data(),
-                           HVDC_DTYPE_FLOAT32, &nonfinite));
+    int64_t count = 0;
+    for (const Table::Array& array : table.arrays) count += array.count;
+    Tensor average;
+    TF_RETURN_IF_ERROR(context->allocate_temp(DT_FLOAT, TensorShape({count}), &average));
+    Arrays arrays;
+    auto* next = average.flat<float>().data();
+    for (size_t i = 0; i < table.arrays.size(); next += table.Elements(i++)) {
+      arrays.push_back({next, nullptr, nullptr, static_cast<uint64_t>(bucket->members[i].step),
+                        HVDC_DTYPE_FLOAT32, 0});
+    }
+    bool nonfinite = false;  // the averages will be, too
+    TF_RETURN_IF_ERROR(kernels->DecodeSum(
+        {bucket->layout, layout.own, false, message.flat<uint8_t>().data(), table.bytes, ranks_},
+        arrays, 1.0f / ranks_, &nonfinite));
     const auto averaged = std::chrono::steady_clock::now();
-    Piece whole = piece;  // of the average, whose residual it has to itself
-    whole.begin = 0;
-    Tensor before;
-    TF_RETURN_IF_ERROR(coder.Encode(context, kernels.get(), {whole}, {coder.own_stream()},
-                                    member->number, member->step, average, averages,
-                                    member->owned.get(), &before));
+    for (Member& member : bucket->members) member.status = absl::OkStatus();
+    TF_RETURN_IF_ERROR(bucket->Encode(context, ledger, kernels, table, std::move(arrays),
+                                      &Member::owned, kWho, averages));
     const std::chrono::duration<double> averaging = averaged - started;
     const std::chrono::duration<double> encoding = std::chrono::steady_clock::now() - averaged;
     ledger->Count(kDecodeSeconds, averaging.count());
     ledger->Count(kEncodeSeconds, encoding.count());
-    if (coder.feedback()) {
-      ledger->Encoded({std::move(member->owned), std::move(before), kernels});
-    }
     return absl::OkStatus();
   }
 

@@ -1,5 +1,7 @@
 // The operations around a step: the ledger, its beginning, uncompressed gradients, counters.
 #include <algorithm>
+#include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,53 +35,91 @@ class LedgerKernel : public OpKernel {
   virtual void Run(OpKernelContext* context, Ledger* ledger) = 0;
 };
 
+// threads: how many may work on one call of the CPU's kernels.
 REGISTER_OP("HvdcLedger")
     .Output("ledger: resource")
+    .Attr("threads: int")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape);
 
 class LedgerOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit LedgerOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("threads", &threads_));
+  }
 
   void Compute(OpKernelContext* context) override {
     Tensor* handle;
     OP_REQUIRES_OK(context, context->allocate_output(0, {}, &handle));
     handle->scalar<ResourceHandle>()() =
-        ResourceHandle::MakeRefCountingHandle(new Ledger, context->device()->name());
+        ResourceHandle::MakeRefCountingHandle(new Ledger(threads_), context->device()->name());
   }
+
+ private:
+  int threads_;
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcLedger").Device(DEVICE_CPU), LedgerOp);
 
-// Notes what has been traced of a graph so far. gradients: the number that come back in a step.
-// members: the number of each bucket's members. scales: the factor of each member on the sum of the
-// ranks' gradients.
+// Notes how many gradients of a graph come back in a step, as far as it has been traced.
 REGISTER_OP("HvdcExpect")
     .Input("ledger: resource")
     .Input("graph: int64")
     .Input("gradients: int64")
-    .Input("members: int64")
-    .Input("scales: double")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
 struct ExpectOp : LedgerKernel<0> {
   using LedgerKernel::LedgerKernel;
   void Run(OpKernelContext* context, Ledger* ledger) override {
-    const auto members = context->input(3).flat<int64_t>();
-    const auto scales = context->input(4).flat<double>();
-    Traced traced;
-    traced.gradients = context->input(2).scalar<int64_t>()();
-    const double* next = scales.data();
-    for (int64_t i = 0; i < members.size(); next += members(i++)) {
-      OP_REQUIRES(context, next + members(i) <= scales.data() + scales.size(),
-                  errors::InvalidArgument("expected a scale for each member of a bucket"));
-      traced.buckets.emplace_back(next, next + members(i));
-    }
-    ledger->Expect(context->input(1).scalar<int64_t>()(), std::move(traced));
+    ledger->Expect(context->input(1).scalar<int64_t>()(), context->input(2).scalar<int64_t>()());
   }
 };
 REGISTER_KERNEL_BUILDER(Name("HvdcExpect").Device(DEVICE_CPU), ExpectOp);
+
+// Notes the layout of a graph's bucket, as far as it has been traced: a BucketLayout. tables: the
+// entries of the message, and of an owner's averages, or nothing where there are no owners.
+REGISTER_OP("HvdcLayout")
+    .Input("ledger: resource")
+    .Input("graph: int64")
+    .Input("bucket: int64")
+    .Input("labels: string")
+    .Input("scale: double")
+    .Input("sections: int64")
+    .Input("tables: string")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
+struct LayoutOp : LedgerKernel<0> {
+  using LedgerKernel::LedgerKernel;
+  void Run(OpKernelContext* context, Ledger* ledger) override {
+    const auto labels = context->input(3).flat<tstring>();
+    const auto sections = context->input(5).flat<int64_t>();
+    const auto tables = context->input(6).flat<tstring>();
+    BucketLayout layout;
+    layout.labels.assign(labels.data(), labels.data() + labels.size());
+    layout.scale = context->input(4).scalar<double>()();
+    layout.sections.assign(sections.data(), sections.data() + sections.size());
+    OP_REQUIRES_OK(context, Read(tables(0), labels.size(), &layout.message));
+    if (tables.size() > 1) OP_REQUIRES_OK(context, Read(tables(1), labels.size(), &layout.own));
+    ledger->Expect(context->input(1).scalar<int64_t>()(),
+                   static_cast<size_t>(context->input(2).scalar<int64_t>()()),
+                   std::make_shared<BucketLayout>(std::move(layout)));
+  }
+
+ private:
+  static absl::Status Read(const tstring& bytes, int64_t arrays,
+                           std::shared_ptr<const Table>* table) {
+    std::vector<hvdc_cuda_entry> entries(bytes.size() / sizeof(hvdc_cuda_entry));
+    const size_t size = entries.size() * sizeof(hvdc_cuda_entry);
+    if (size) std::memcpy(entries.data(), bytes.data(), size);
+    bool valid = size == bytes.size();
+    for (const auto& entry : entries) valid = valid && entry.array >= 0 && entry.array < arrays;
+    if (!valid) return errors::InvalidArgument("expected a table of hvdc_cuda_entry");
+    *table = std::make_shared<Table>(std::move(entries));
+    return absl::OkStatus();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("HvdcLayout").Device(DEVICE_CPU), LayoutOp);
 
 // A name that tells a variable from all others of the process.
 REGISTER_OP("HvdcVariable")

@@ -12,33 +12,20 @@ namespace {
 
 using namespace tensorflow;  // NOLINT: the registration macros need it
 
-// begun: the tensor on which the step's messages depend. residual, owned, exchanges, number: see
-// Member.
+// begun: the tensor on which the step's messages depend. residual, owned, exchanges: see Member.
 // submitted: the token that stands for the gradient in Horovod's allreduce. bucket, member: the
-// numbers of the bucket and of its member. The other attributes are a Coder's.
+// numbers of the bucket and of its member.
 REGISTER_OP("HvdcSubmit")
     .Input("gradient: T")
     .Input("begun: float")
     .Input("residual: resource")
     .Input("owned: resource")
     .Input("exchanges: resource")
-    .Input("number: int32")
     .Input("ledger: resource")
     .Output("submitted: float")
     .Attr("T: {float, half, bfloat16}")
     .Attr("bucket: int")
     .Attr("member: int")
-    .Attr("label: string")
-    .Attr("spec: string")
-    .Attr("seed: int")
-    .Attr("threads: int")
-    .Attr("alpha: float")
-    .Attr("beta: float")
-    .Attr("begins: list(int)")
-    .Attr("lengths: list(int)")
-    .Attr("streams: list(int)")
-    .Attr("own: int")
-    .Attr("own_stream: int")
     .SetIsStateful()
     .SetShapeFn([](shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(1));
@@ -47,8 +34,7 @@ REGISTER_OP("HvdcSubmit")
 
 class SubmitOp : public OpKernel {
  public:
-  explicit SubmitOp(OpKernelConstruction* context)
-      : OpKernel(context), coder_(std::make_shared<Coder>(context)) {
+  explicit SubmitOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("bucket", &bucket_));
     OP_REQUIRES_OK(context, context->GetAttr("member", &member_));
   }
@@ -58,19 +44,15 @@ class SubmitOp : public OpKernel {
     OP_REQUIRES_OK(context, Lookup(context, 2, &member.residual));
     OP_REQUIRES_OK(context, Lookup(context, 3, &member.owned));
     OP_REQUIRES_OK(context, Lookup(context, 4, &member.exchanges));
-    member.number = context->input(5).scalar<int32_t>()();
-    const auto found = LookupBucket(context, 6, bucket_);
+    const auto found = LookupBucket(context, 5, bucket_);
     OP_REQUIRES_OK(context, found.status());
-    member.coder = coder_;
     member.gradient = context->input(0);
-    member.pieces = coder_->Pieces(member.gradient.shape(), member.number);
     found->ledger->Count(kUncompressedBytes, static_cast<double>(member.gradient.TotalBytes()));
     context->set_output(0, context->input(1));
     found->bucket->Submit(member_, std::move(member));
   }
 
  private:
-  std::shared_ptr<const Coder> coder_;
   int64_t bucket_, member_;
 };
 HVDC_REGISTER("HvdcSubmit", SubmitOp,
@@ -78,7 +60,6 @@ HVDC_REGISTER("HvdcSubmit", SubmitOp,
                   .HostMemory("residual")
                   .HostMemory("owned")
                   .HostMemory("exchanges")
-                  .HostMemory("number")
                   .HostMemory("ledger")
                   .HostMemory("submitted"));
 

@@ -108,7 +108,12 @@ int hvdc_cuda_plan_decode(const hvdc_cuda_entry* entries, int64_t count, int32_t
 int64_t hvdc_cuda_plan_bytes(const hvdc_cuda_plan* plan) {
   return HVDC_EMULATED(hvdc_cuda_plan_bytes)(plan);
 }
-void hvdc_cuda_plan_free(hvdc_cuda_plan* plan) { HVDC_EMULATED(hvdc_cuda_plan_free)(plan); }
+// The real library has nothing of a plan on the host once a call has returned; here, work is to
+// come.
+void hvdc_cuda_plan_free(hvdc_cuda_plan* plan) {
+  if (plan == nullptr) return;
+  emulated_gpu::Machine::Get().Put([plan] { HVDC_EMULATED(hvdc_cuda_plan_free)(plan); });
+}
 
 int hvdc_cuda_plan_prepare(hvdc_cuda_plan* plan, const hvdc_cuda_queue* queue) {
   Put(*queue, __func__, [=, run = HVDC_EMULATED(hvdc_cuda_plan_prepare)](const hvdc_cuda_queue* q) {
