@@ -34,8 +34,13 @@ def lines(recipe: Recipe, seed: int) -> dict[str, Any]:
     for part in range(1, _PARTS + 1):
         steps = min(recipe.steps * part // _PARTS, len(order))
         seen = _pieces(train, np.concatenate(order[:steps]))
-        bits = {str(n): ngrams.bits(seen, _pieces(test), n) for n in ORDERS}
-        tables.append({"bytes": steps * recipe.batch * recipe.context, "bits": bits})
+        bits = ngrams.bits(seen, _pieces(test), max(ORDERS))
+        tables.append(
+            {
+                "bytes": steps * recipe.batch * recipe.context,
+                "bits": {str(n): bits[n] for n in ORDERS},
+            }
+        )
     return {"tables": tables, "programs": _programs(train, test)}
 
 

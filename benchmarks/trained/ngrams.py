@@ -10,13 +10,16 @@ MOST = 6
 """The longest context: its bytes and the next one fit 64 bits."""
 
 
-def bits(train: np.ndarray, test: np.ndarray, order: int) -> float:
-    """The mean bits a byte of test text, by counts of training text.
+def bits(train: np.ndarray, test: np.ndarray, order: int) -> list[float]:
+    """The mean bits a byte of test text, by counts of training text, for every order up to one.
 
     Args:
         train: pieces of text, shape=(n, bytes), uint8; no context reaches from one into the next.
         test: pieces of text, shape=(n, bytes), uint8; the first byte of each is context only.
-        order: the bytes of context, from 0 to :data:`MOST`; a piece's first bytes have fewer.
+        order: the most bytes of context, from 0 to :data:`MOST`; a piece's first bytes have fewer.
+
+    Returns:
+        The bits of orders 0 to ``order``.
 
     Raises:
         ValueError: the order is out of range.
@@ -24,6 +27,7 @@ def bits(train: np.ndarray, test: np.ndarray, order: int) -> float:
     if not 0 <= order <= MOST:
         raise ValueError(f"expected an order from 0 to {MOST}, got {order}")
     probability = np.full((len(test), test.shape[1] - 1), 1 / CLASSES)
+    means = []
     for length in range(order + 1):
         seen, followed = _keys(train, length), _keys(test, length)
         contexts, of_context, kinds = _counts(*seen)
@@ -40,7 +44,8 @@ def bits(train: np.ndarray, test: np.ndarray, order: int) -> float:
         lower = known.ravel()
         mixed = (count + different * lower) / np.maximum(total + different, 1)
         known[:] = np.where(found, mixed, lower).reshape(known.shape)
-    return float(-np.log2(probability).mean())
+        means.append(float(-np.log2(probability).mean()))
+    return means
 
 
 def _keys(text: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,13 +9,13 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks import json_files
-from benchmarks.intervals import Interval, paired
+from benchmarks.intervals import mean
 from benchmarks.pages.reading import label, signed
 from benchmarks.papers.drawing import figure
 from benchmarks.plots import style
 from benchmarks.tables import Table
 from benchmarks.trained.training import Recipe
-from benchmarks.verdicts import SAME_BITS
+from benchmarks.verdicts import SAME_BITS, told
 
 SCHEMA = "hvd_compress/trained/1"
 BASELINE = "none"
@@ -67,10 +67,8 @@ def by_method(record: Record) -> dict[str, dict[int, dict[str, Any]]]:
     return found
 
 
-def difference(record: Record, method: str) -> tuple[float, Interval | None, int]:
-    """The mean difference to uncompressed trainings of the same seeds, its interval, and the seeds.
-
-    There is no interval with one seed.
+def differences(record: Record, method: str) -> list[float]:
+    """The differences to uncompressed trainings of the same seeds, in bits a byte.
 
     Raises:
         ValueError: no seed is trained both ways.
@@ -80,25 +78,21 @@ def difference(record: Record, method: str) -> tuple[float, Interval | None, int
     seeds = sorted(own.keys() & control.keys())
     if not seeds:
         raise ValueError(f"{method}: expected a seed that {BASELINE} has, too, got none")
-    treated, plain = ([one[seed]["test_bits"] for seed in seeds] for one in (own, control))
-    if len(seeds) == 1:
-        return treated[0] - plain[0], None, 1
-    interval = paired(treated, plain)
-    return interval.mean, interval, len(seeds)
+    return [own[seed]["test_bits"] - control[seed]["test_bits"] for seed in seeds]
 
 
 def table(record: Record) -> Table:
     """A line for each method, and for each table of n-grams and program."""
     header = (
-        *("what", "bytes a step", "seeds", "test bits a byte", "difference", "95% interval"),
-        f"within ±{SAME_BITS}",
+        *("", "bytes a step", "seeds", "test bits a byte"),
+        *("difference", "95% interval", f"within {SAME_BITS}"),
     )
     lines = [_line(record, method) for method in by_method(record)]
     last = record["lines"]["tables"][-1]
     for order, bits in last["bits"].items():
         lines.append([f"a table of order {order}", "", "", f"{bits:.3f}", "", "", ""])
     for program, bits in record["lines"]["programs"].items():
-        lines.append([program, "", "", f"{bits:.3f}", "", "", ""])
+        lines.append([f"`{program}`", "", "", f"{bits:.3f}", "", "", ""])
     return Table(header, lines)
 
 
@@ -109,59 +103,58 @@ def _line(record: Record, method: str) -> list[str]:
     cells = [label(method), f"{sent:,.0f}", str(len(results)), f"{bits:.3f}"]
     if method == BASELINE:
         return [*cells, "", "", ""]
-    mean, interval, _ = difference(record, method)
-    if interval is None:
-        return [*cells, signed(mean, 3), "one seed", ""]
-    inside = interval.low >= -SAME_BITS and interval.high <= SAME_BITS
+    found = differences(record, method)
+    if len(found) == 1:
+        return [*cells, signed(found[0], 3), "", ""]
+    interval = mean(found)
     ends = f"{signed(interval.low, 3)} to {signed(interval.high, 3)}"
-    return [*cells, signed(mean, 3), ends, "yes" if inside else "cannot tell"]
+    verdict = told(found, SAME_BITS, larger_is_better=False)
+    return [*cells, signed(interval.mean, 3), ends, verdict]
 
 
 def draw(record: Record, path: Path) -> None:
     """Draws test loss over the bytes seen, with the tables and programs, and differences by method."""
-    recipe = record["recipe"]
-    found = by_method(record)
-    part = recipe["steps"] * recipe["batch"] * recipe["context"] / recipe["points"] / 1e6
-    with figure(path, columns=2, size=(9.0, 4.0), width_ratios=(1.7, 1.0)) as axes:
+    recipe, found = record["recipe"], by_method(record)
+    end = recipe["steps"] * recipe["batch"] * recipe["context"] / 1e6
+    places = [end * (number + 1) / recipe["points"] for number in range(recipe["points"])]
+    with figure(path, columns=2, size=(9.0, 4.2), width_ratios=(2.2, 1.0)) as axes:
         over, apart = axes[0]
         for number, (method, results) in enumerate(found.items()):
             curves = zip(*(one["curve"] for one in results.values()), strict=True)
-            means = [fmean(bits) for bits in curves]
-            over.plot(
-                [part * (n + 1) for n in range(len(means))], means, label=method, **style(number)
-            )
-        _references(over, record["lines"], part * recipe["points"])
+            over.plot(places, [fmean(bits) for bits in curves], label=method, **style(number))
+        _references(over, record["lines"])
         over.set(xlabel="megabytes of training text seen", ylabel="bits a byte of test text")
-        over.set(ylim=(1.7, 3.6), xlim=(0, part * recipe["points"]))
-        over.legend(frameon=False, title="four ranks, AdamW")
-        over.grid(alpha=0.3)
+        over.set(xlim=(0, end), ylim=(1.3, 3.7))
+        over.legend(frameon=False, loc="upper right", bbox_to_anchor=(1, 0.9))
         _differences(apart, record)
 
 
-def _references(axes: Any, lines: Mapping[str, Any], end: float) -> None:
+def _references(axes: Any, lines: Mapping[str, Any]) -> None:
+    text = {"textcoords": "offset points", "color": "0.35", "fontsize": "small"}
     seen = [one["bytes"] / 1e6 for one in lines["tables"]]
+    middle = len(seen) // 2 - 1
     for order in lines["tables"][0]["bits"]:
         bits = [one["bits"][order] for one in lines["tables"]]
-        axes.plot(seen, bits, "o:", color="0.5", ms=3, lw=1)
-        axes.annotate(f"table of order {order}", (seen[0], bits[0]), (-4, 3), ha="right",
-            textcoords="offset points", color="0.35", fontsize="small")  # fmt: skip
+        axes.plot(seen, bits, "o-", color="0.6", ms=3, lw=0.8)
+        place = (seen[middle], bits[middle])
+        axes.annotate(f"table of order {order}", place, (0, -11), ha="center", **text)
     for program, bits in lines["programs"].items():
         axes.axhline(bits, color="0.7", lw=0.8, ls="--")
-        axes.annotate(program, (end, bits), (-3, 2), ha="right", textcoords="offset points",
-            color="0.35", fontsize="small")  # fmt: skip
+        axes.annotate(program, (0, bits), (4, 3), **text)
 
 
 def _differences(axes: Any, record: Record) -> None:
     methods = [method for method in by_method(record) if method != BASELINE]
     axes.axvspan(-SAME_BITS, SAME_BITS, color="0.9")
     axes.axvline(0, color="0.6", lw=0.8)
+    names = []
     for place, method in enumerate(methods):
-        mean, interval, seeds = difference(record, method)
-        width = interval.half_width if interval else 0.0
+        found = differences(record, method)
+        several = len(found) > 1
+        width = mean(found).half_width if several else 0.0
         color = style(1 + place)["color"]
-        axes.errorbar([mean], [place], xerr=[width], fmt="o", color=color, capsize=3, ms=5)
-        plural = "" if seeds == 1 else "s"
-        axes.annotate(f"{method}, {seeds} seed{plural}", (mean, place), (0, 7), ha="center",
-            textcoords="offset points", fontsize="small")  # fmt: skip
-    axes.set(xlabel="bits a byte beyond uncompressed training", yticks=[])
-    axes.set_ylim(len(methods) - 0.5, -0.7)
+        axes.errorbar([fmean(found)], [place], xerr=[width], fmt="o", color=color, capsize=3, ms=5)
+        names.append(f"{method}\n{len(found)} seed{'s' * several}")
+    axes.set(xlabel="bits a byte beyond none")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)

@@ -27,8 +27,9 @@ _TOGETHER = 256
 class Recipe:
     """The training of every codec: the model, the optimizer and the data.
 
-    It was chosen without compression, on seed 0, in trainings of 1,200 steps: 0.004 was a better learning
-    rate than 0.008, and embeddings of four earlier bytes were better than a wider model without them.
+    It was chosen without compression, on seed 0, in trainings of 1,200 steps: the learning rate of 0.004
+    was ahead of 0.008 after 720 steps and of 0.0025 after 240, and the embeddings of four earlier bytes
+    were ahead of a model of width 128 without them after 240.
 
     Attributes:
         steps: the number of steps.
