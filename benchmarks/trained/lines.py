@@ -1,4 +1,4 @@
-"""What the model's loss is beside: tables of n-grams, and programs that compress."""
+"""The losses of tables of n-grams, and of programs that compress, on the text of the model."""
 
 from __future__ import annotations
 
