@@ -155,6 +155,7 @@ def _differences(axes: Any, record: Record) -> None:
         color = style(1 + place)["color"]
         axes.errorbar([fmean(found)], [place], xerr=[width], fmt="o", color=color, capsize=3, ms=5)
         names.append(f"{method}\n{len(found)} seed{'s' * several}")
+    axes.set_xscale("symlog", linthresh=0.02)
     axes.set(xlabel="bits a byte beyond none")
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
