@@ -30,6 +30,7 @@ from benchmarks.papers import record
 from benchmarks.papers.experiment import Row
 from benchmarks.papers.registry import EXPERIMENTS
 from benchmarks.tables import Table
+from benchmarks.trained import record as trained
 
 _ADAMW = (
     *("none", "int8", "ecq:bucket=4096,alpha=0.01", "qsgd:bucket=512", "onebit"),
@@ -59,6 +60,10 @@ _EVERY_TEN = "none:sync_every=10,outer_lr=1.0,outer_momentum=0.0"
 def _allreduce(name: str = "lab-allreduce") -> drawing.Cells:
     cells: drawing.Cells = reading.record(name)["cells"]
     return cells
+
+
+def _trained() -> trained.Record:
+    return trained.read(RECORDS / "trained.json")
 
 
 def _frontier(task: str) -> list[Row]:
@@ -91,6 +96,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "accuracy-text-four-ranks": partial(accuracy.differences, "accuracy-text-four-ranks"),
     "accuracy-hierarchical": partial(accuracy.differences, "accuracy-hierarchical"),
     "accuracy-text": partial(accuracy.differences, ("accuracy-text", _ONCE)),
+    "trained": lambda: trained.table(_trained()),
     "accuracy-residuals": partial(accuracy.differences, ("accuracy-text", _RESIDUALS)),
     "accuracy-text-keras": partial(accuracy.differences, "accuracy-text-keras"),
     "accuracy-adamw": partial(accuracy.differences, ("accuracy-text", _ADAMW)),
@@ -214,6 +220,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "bandwidth.svg": bandwidth.draw,
     "text_loss.svg": _text_loss,
     "papers-ecq-linear.svg": _ecq_linear,
+    "trained.svg": lambda path: trained.draw(_trained(), path),
     "allreduce.svg": lambda path: drawing.draw(_allreduce(), path),
     **{f"{one.name}.svg": partial(_draw_frontier, task) for task, one in FRONTIERS.items()},
 }

@@ -65,6 +65,7 @@ REPEATED: dict[str, Callable[[Record], list[int]]] = {
     "hvd_compress/accuracy/1": _seeds,
     "hvd_compress/compare/1": lambda r: min(map(_seeds, r["recipes"].values()), key=len),
     "hvd_compress/train/1": _runs,
+    "hvd_compress/trained/1": lambda r: [run["seed"] for run in r["runs"] if run["result"]],
     "hvd_compress/papers/1": lambda r: [row["seed"] for row in r["rows"] if row["result"]],
     "hvd_compress/allreduce/1": lambda r: list(
         range(min(len(row["rounds"]) for cell in r["cells"] for row in cell["rows"].values()))

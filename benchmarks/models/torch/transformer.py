@@ -19,6 +19,8 @@ class Transformer(nn.Module):
         layers: the number of blocks.
         heads: the number of heads of each attention.
         tied: whether the last layer is the embedding, or a layer of its own, ``head``.
+        history: the number of tokens before each, whose embeddings, one table for each distance, are added
+            to its own.
     """
 
     def __init__(
@@ -30,19 +32,23 @@ class Transformer(nn.Module):
         heads: int = 4,
         *,
         tied: bool = True,
+        history: int = 0,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(context, width)
+        self.before = nn.ModuleList([nn.Embedding(vocabulary, width) for _ in range(history)])
         self.blocks = nn.ModuleList([_Block(width, heads) for _ in range(layers)])
         self.norm = nn.LayerNorm(width)
-        for embedding in (self.tokens, self.places):
+        for embedding in (self.tokens, self.places, *self.before):
             nn.init.normal_(embedding.weight, std=0.02)
         self.head = None if tied else nn.Linear(width, vocabulary)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits, shape=(n, places, vocabulary), of tokens, shape=(n, places), int64."""
         x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        for distance, embedding in enumerate(self.before, 1):
+            x = x + F.pad(embedding(tokens[:, :-distance]), (0, 0, distance, 0))
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
