@@ -17,6 +17,7 @@ from benchmarks.pages.reading import RECORDS, ratio, record, signed
 from benchmarks.papers.experiment import choose, kinds, values
 from benchmarks.papers.record import read
 from benchmarks.tables import Table
+from benchmarks.trained import record as trained
 from benchmarks.verdicts import SAME_BITS, SAME_POINTS, same
 
 _FASTER = {
@@ -48,6 +49,7 @@ _CODECS = {
 _MNIST = "MNIST, LeNet (61,706), momentum, 5 workers"
 _DENSE = "MNIST, four dense layers (134,794), momentum, 4 workers"
 _RESNET = "digits, ResNet-20 (269,722), momentum, 5 workers"
+_TRAINED = "text, a transformer (377,728), AdamW, 4 workers in two shots"
 _DIGITS, _TEXT = "digits, LeNet (61,706), ", "text, a transformer (470,784), "
 
 
@@ -103,6 +105,7 @@ def accuracy() -> Table:
         _line(f"{_TEXT}momentum, 4 workers", _frontier(TEXT)),
         _line("the same with AdamW", _frontier(TEXT, "adamw")),
         _line("the same with Muon", _frontier(TEXT, "muon")),
+        _line(_TRAINED, *_trained()),
     ]
     return Table((*_HEADER, *_CODECS, "record"), lines)
 
@@ -182,6 +185,18 @@ def _frontier(task: Task, optimizer: str = MOMENTUM) -> _Trainings:
     differences = {one.method: (one.difference, seeds) for one in found if one.difference}
     plain = fmean(task.measure.scale * values(choose(rows, method="none"), task.measure.key))
     return _Trainings(name, str(rows[0]["steps"]), plain, task is TEXT, differences)
+
+
+def _trained() -> tuple[_Trainings, tuple[str | None, ...]]:
+    """The record of ``benchmarks.trained``, and its methods of several seeds by column."""
+    found = trained.read(RECORDS / "trained.json")
+    results = trained.by_method(found)
+    own = {name: trained.differences(found, name) for name in results}
+    differences = {name: (mean(one), len(one)) for name, one in own.items() if len(one) > 1}
+    plain = fmean(one["test_bits"] for one in results[trained.BASELINE].values())
+    trainings = _Trainings("trained", str(found["recipe"]["steps"]), plain, True, differences)
+    columns = ("int8", "qsgd", "ecq", "onebit")
+    return trainings, tuple(name if name in differences else None for name in columns)
 
 
 def _feedback() -> _Trainings:

@@ -13,11 +13,10 @@ import torch
 
 from hvd_compress.engine.batch import judge
 from hvd_compress.engine.compressor import CompressorBase
+from hvd_compress.engine.parameters import slots_of
 from hvd_compress.engine.ranks import Ranks
-from hvd_compress.engine.slots import slots_of
 from hvd_compress.exchanges.comm import Collective, Group
 from hvd_compress.exchanges.routing import Route
-from hvd_compress.process_group.compressor import count
 from hvd_compress.process_group.packing import Packer
 from hvd_compress.process_group.step import Bucket
 from hvd_compress.ranks.counters import Counters
@@ -48,12 +47,11 @@ class LocalRanks:
             The averages that the first rank has; those of the other ranks are the same.
         """
         buckets = [rank.pack(own) for rank, own in zip(self._ranks, gradients, strict=True)]
-        for parts in zip(*(bucket.parts for bucket in buckets), strict=True):
-            pending = [part.pending for part in parts]
-            while pending[0].request is not None:
-                asked = [one.request for one in pending if one.request is not None]
-                for one, result in zip(pending, _results(asked), strict=True):
-                    one.resume(result)
+        for runs in zip(*(bucket.runs for bucket in buckets), strict=True):
+            while runs[0].request is not None:
+                asked = [run.request for run in runs if run.request is not None]
+                for run, result in zip(runs, _results(asked), strict=True):
+                    run.resume(result)
         for rank, bucket in zip(self._ranks, buckets, strict=True):
             rank.take(bucket)
         return gradients[0]
@@ -102,8 +100,8 @@ class _Compressor(CompressorBase):
         """Writes the averages, and settles residuals."""
         with torch.no_grad():
             bucket.write()
-            bucket.settle(judge([part.pending.content for part in bucket.parts]))
-        count([bucket], self.counters)
+            bucket.settle(judge([run.content for run in bucket.runs]))
+        bucket.count(self.counters)
         self.counters.steps += 1
 
 
