@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -61,16 +62,15 @@ class Agreement:
         """
         with explained(_NOTE):
             self._work.wait()
-        try:
+        self.name = bytes(self._result[0, -_NAME_BYTES:].tolist()).hex()
+        with contextlib.suppress(StopIteration):
             result, work = self._collectives.start(self._comparing.send(self._result))
             work.wait()
             self._comparing.send(result)
-        except StopIteration as end:
-            self.name = bytes(end.value[0, -_NAME_BYTES:].tolist()).hex()
 
 
 def _compare(collectives: Collectives, configuration: dict[str, Any], name: bytes = b"") -> Sending:
-    """Compares configurations; returns the ranks' digests, followed by names of the same length."""
+    """Compares configurations; this rank's digest is followed by a name of the same length everywhere."""
     content = json.dumps(configuration, sort_keys=True).encode()
     length = len(content).to_bytes(_LENGTH_BYTES, "little")
     digest = length + hashlib.sha256(content).digest()
@@ -84,7 +84,6 @@ def _compare(collectives: Collectives, configuration: dict[str, Any], name: byte
         told = yield comm.all_gather(message(content, max(lengths), collectives.meeting))
         agreement.compare(deserialize(contents(told, lengths)))
         raise AssertionError("expected a setting that differs, as digests do, got none")
-    return digests
 
 
 class Comparisons:

@@ -40,6 +40,12 @@ class _Place:
     ready: tuple[Collectives, _Course] | None = None
     error: Exception | None = None
 
+    @property
+    def left(self) -> list[Collectives]:
+        """The process groups in which the run may still start a collective."""
+        groups = dict.fromkeys((*self.stages[self.begun :], *self.remainders))
+        return [group for group in groups if group is not None]
+
     def uses(self, group: Collectives) -> bool:
         """Whether the run may still start a collective in a process group."""
         return group in self.stages[self.begun :] or group in self.remainders
@@ -85,7 +91,7 @@ class Driver:
         self._lock = threading.Lock()
         # The runs that may still start a collective in a process group, in the order of submission.
         self._queues: defaultdict[Collectives, deque[_Place]] = defaultdict(deque)
-        self._starting = False
+        self._starting: set[Collectives] = set()
         self._lagging: deque[Callable[[], None]] = deque()
         self.prepared: set[tuple[str, bool]] = set()
 
@@ -126,9 +132,8 @@ class Driver:
         rest = [self._groups.get((_REMAINDERS, scope)) for scope in run.remainders]
         place = _Place(stages, [group for group in rest if group is not None])
         with self._lock:
-            for group in dict.fromkeys((*stages, *place.remainders)):
-                if group is not None:
-                    self._queues[group].append(place)
+            for group in place.left:
+                self._queues[group].append(place)
         self._go_on(_Course(run, over, lags, place))
 
     @contextmanager
@@ -155,48 +160,49 @@ class Driver:
         assert group is not None, "a collective of one rank has its result without being started"
         with self._lock:
             place.ready = group, course
-        self._start_all()
+        self._advance(group)
 
-    def _start_all(self) -> None:
-        """Starts the collectives whose turn it is, unless another thread is doing so."""
-        with self._lock:
-            if self._starting:
-                return
-            self._starting = True
+    def _advance(self, *groups: Collectives) -> None:
+        """Starts the collectives whose turn it is, unless another thread is doing so in their group.
+
+        A group is never waited for because of another one: when :meth:`submit` returns, the first
+        collective has been started, so that it comes before what the caller then starts in its own group.
+        """
         takes: list[Callable[[], None]] = []
-        try:
+        for group in groups:
             while True:
                 with self._lock:
-                    found = self._next()
-                    self._starting = found is not None
-                if found is None:
-                    break
-                self._start(*found, takes)
-        except BaseException:
-            self._starting = False
-            raise
+                    found = None if group in self._starting else self._next(group)
+                    if found is None:
+                        break
+                    self._starting.add(group)
+                try:
+                    self._start(group, *found, takes)
+                finally:
+                    with self._lock:
+                        self._starting.remove(group)
         # Last: what is over already is decoded at once, and no other collective should wait for that.
         for take in takes:
             take()
 
-    def _next(self) -> tuple[_Course, Collectives, Exception | None] | None:
-        """A run whose turn it is, the process group of its collective, and the error if that is lost."""
-        for group, queue in self._queues.items():
-            while queue and not queue[0].uses(group):
-                queue.popleft()
-            lost = queue[0].error if queue else None
-            # Behind a place that is lost, no run has to wait for another.
-            for place in queue if lost is not None else islice(queue, 1):
-                if place.ready is not None and place.ready[0] is group:
-                    course = place.ready[1]
-                    place.ready = None
-                    return course, group, lost
+    def _next(self, group: Collectives) -> tuple[_Course, Exception | None] | None:
+        """The run whose turn it is in a group, and the error if the group's order is lost."""
+        queue = self._queues[group]
+        while queue and not queue[0].uses(group):
+            queue.popleft()
+        lost = queue[0].error if queue else None
+        # Behind a place that is lost, no run has to wait for another.
+        for place in queue if lost is not None else islice(queue, 1):
+            if place.ready is not None and place.ready[0] is group:
+                course = place.ready[1]
+                place.ready = None
+                return course, lost
         return None
 
     def _start(
         self,
-        course: _Course,
         group: Collectives,
+        course: _Course,
         lost: Exception | None,
         takes: list[Callable[[], None]],
     ) -> None:
@@ -239,11 +245,12 @@ class Driver:
             course.over(error)  # First: it is the cause of what those behind it get.
         place = course.place
         with self._lock:
+            left = place.left
             if error is None:
                 place.stages, place.remainders = [], []
             else:
                 place.error = _no_order(error)
-        self._start_all()
+        self._advance(*left)
         if error is None:
             course.over(None)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import random
+import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Any, cast
@@ -34,11 +36,13 @@ class _Group:
         self.started: list[int] = []
         self.running: list[tuple[int, Over]] = []
         self.broken = False
+        self.before: Callable[[], object] = int
 
     def start(self, collective: Collective) -> tuple[torch.Tensor, int]:
         if self.broken:
             raise MemoryError("no memory for the result")
         number = int(collective.message)
+        self.before()
         self.started.append(number)
         return collective.message, number
 
@@ -120,6 +124,22 @@ def test_a_stage_waits_for_the_earlier_runs() -> None:
     assert second.started == [0, 1, 2] and not rank.ended
     second.end(1)
     assert rank.ended == {1: None}
+
+
+def test_a_first_collective_starts_before_submit_returns() -> None:
+    """The caller may start others in this group next, as DDP does; ranks would mix them up."""
+    rank, starting, go_on = _Rank(), threading.Event(), threading.Event()
+    rank.groups[1].before = lambda: (starting.set(), go_on.wait(60))
+    rank.submit(0)
+    other = threading.Thread(target=rank.groups[0].end)
+    other.start()
+    assert starting.wait(60)
+    rank.submit(1)
+    assert rank.groups[0].started == [0, 1]
+    go_on.set()
+    other.join()
+    rank.end_all(random.Random(0))
+    assert rank.ended == dict.fromkeys(range(2))
 
 
 def test_nothing_starts_behind_a_collective_that_is_missing_on_this_rank_alone() -> None:
