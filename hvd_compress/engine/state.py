@@ -20,7 +20,7 @@ _VERSION = 1
 
 
 class State:
-    """What a compressor keeps from step to step: residuals, positions in the noise, and owned parts.
+    """The state that a compressor keeps from step to step: residuals, noise positions and owned parts.
 
     Args:
         slots: the parameters, which hold their own.

@@ -132,7 +132,7 @@ _comparisons: weakref.WeakKeyDictionary[dist.ProcessGroup, Comparisons] = (
 
 
 def known_comparisons(collectives: Collectives) -> Comparisons | None:
-    """What :func:`make_comparisons` has made in a group of its own among the same ranks, or None."""
+    """The comparisons that :func:`make_comparisons` has made among the same ranks, or None."""
     return _comparisons.get(collectives.group) if type(collectives) is Collectives else None
 
 

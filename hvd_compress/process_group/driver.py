@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
@@ -22,33 +22,45 @@ _REMAINDERS = -1
 
 
 @dataclass(eq=False)
+class _Line:
+    """A process group, and the runs that may still start a collective in it, in the order of submission.
+
+    On devices, several lines may have the same process group: there, the calls alone decide on the order.
+    """
+
+    collectives: Collectives
+    places: deque[_Place] = field(default_factory=deque)
+    starting: bool = False
+
+
+@dataclass(eq=False)
 class _Place:
-    """The place of a run among the runs that use the same process groups.
+    """The place of a run among the runs in the same lines.
 
     Attributes:
-        stages: the process group of each stage; None for this rank alone.
-        remainders: the process groups of the remainders that may still follow.
+        stages: the line of each stage; None for this rank alone.
+        remainders: the lines of the remainders that may still follow.
         begun: the number of stages whose collectives have been started.
-        ready: the process group in which the run waits to start a collective, and the run.
+        ready: the line in which the run waits to start a collective, and the run.
         error: the error for the runs behind this one, if other ranks may start collectives that this rank
             does not start.
     """
 
-    stages: list[Collectives | None]
-    remainders: list[Collectives]
+    stages: list[_Line | None]
+    remainders: list[_Line]
     begun: int = 0
-    ready: tuple[Collectives, _Course] | None = None
+    ready: tuple[_Line, _Course] | None = None
     error: Exception | None = None
 
     @property
-    def left(self) -> list[Collectives]:
-        """The process groups in which the run may still start a collective."""
-        groups = dict.fromkeys((*self.stages[self.begun :], *self.remainders))
-        return [group for group in groups if group is not None]
+    def left(self) -> list[_Line]:
+        """The lines in which the run may still start a collective."""
+        lines = dict.fromkeys((*self.stages[self.begun :], *self.remainders))
+        return [line for line in lines if line is not None]
 
-    def uses(self, group: Collectives) -> bool:
-        """Whether the run may still start a collective in a process group."""
-        return group in self.stages[self.begun :] or group in self.remainders
+    def uses(self, line: _Line) -> bool:
+        """Whether the run may still start a collective in a line."""
+        return line in self.stages[self.begun :] or line in self.remainders
 
 
 @dataclass(eq=False)
@@ -76,7 +88,7 @@ class Driver:
     Args:
         collectives: the collectives among all ranks.
         group: the same ranks.
-        stages: the number of stages that share the process group of ``collectives``.
+        stages: the number of stages that share one line, in the process group of ``collectives``.
 
     Attributes:
         prepared: the exchanges that :meth:`prepare` was called for.
@@ -85,13 +97,11 @@ class Driver:
     def __init__(self, collectives: Collectives, group: Group, stages: int = 1) -> None:
         self._collectives = collectives
         self._group = group
-        self._groups: dict[tuple[int, Scope], Collectives] = {
-            (stage, "all"): collectives for stage in range(stages)
+        line = _Line(collectives)
+        self._lines: dict[tuple[int, Scope], _Line] = {
+            (stage, "all"): line for stage in range(stages)
         }
         self._lock = threading.Lock()
-        # The runs that may still start a collective in a process group, in the order of submission.
-        self._queues: defaultdict[Collectives, deque[_Place]] = defaultdict(deque)
-        self._starting: set[Collectives] = set()
         self._lagging: deque[Callable[[], None]] = deque()
         self.prepared: set[tuple[str, bool]] = set()
 
@@ -111,14 +121,14 @@ class Driver:
             for key in keys:
                 ranks = self._group.members(key[1])
                 meets = len(ranks) > 1 or not Collective.skips_alone
-                if key not in self._groups and meets:
-                    self._groups[key] = self._collectives.among(ranks)
+                if key not in self._lines and meets:
+                    self._lines[key] = _Line(self._collectives.among(ranks))
         self.prepared |= exchanges
 
     def close(self) -> None:
         """Closes this rank's connections in all process groups."""
-        for group in set(self._groups.values()):
-            group.close()
+        for collectives in {line.collectives for line in self._lines.values()}:
+            collectives.close()
 
     def submit(self, run: Run, over: Over, *, lags: bool = False) -> None:
         """Runs an exchange through its stages. Returns at once.
@@ -128,12 +138,12 @@ class Driver:
             over: a function that is called at the end of the exchange.
             lags: whether the exchange may wait for a :meth:`turn` before it goes on to its next stage.
         """
-        stages = [self._groups.get(key) for key in enumerate(run.stages)]
-        rest = [self._groups.get((_REMAINDERS, scope)) for scope in run.remainders]
-        place = _Place(stages, [group for group in rest if group is not None])
+        stages = [self._lines.get(key) for key in enumerate(run.stages)]
+        rest = [self._lines.get((_REMAINDERS, scope)) for scope in run.remainders]
+        place = _Place(stages, [line for line in rest if line is not None])
         with self._lock:
-            for group in place.left:
-                self._queues[group].append(place)
+            for line in place.left:
+                line.places.append(place)
         self._go_on(_Course(run, over, lags, place))
 
     @contextmanager
@@ -156,52 +166,37 @@ class Driver:
             with self._collectives.behind():
                 self._end(course, run.error)
             return
-        group = place.remainders[0] if run.request.remainder else place.stages[run.stage]
-        assert group is not None, "a collective of one rank has its result without being started"
+        line = place.remainders[0] if run.request.remainder else place.stages[run.stage]
+        assert line is not None, "a collective of one rank has its result without being started"
         with self._lock:
-            place.ready = group, course
-        self._advance(group)
+            place.ready = line, course
+        self._advance(line)
 
-    def _advance(self, *groups: Collectives) -> None:
-        """Starts the collectives whose turn it is, unless another thread is doing so in their group.
+    def _advance(self, *lines: _Line) -> None:
+        """Starts the collectives whose turn it is, unless another thread is doing so in their line.
 
-        A group is never waited for because of another one: when :meth:`submit` returns, the first
-        collective has been started, so that it comes before what the caller then starts in its own group.
+        A line never waits for another one: when :meth:`submit` returns, the first collective has been
+        started, so that it comes before what the caller then starts in its own process group.
         """
         takes: list[Callable[[], None]] = []
-        for group in groups:
+        for line in lines:
             while True:
                 with self._lock:
-                    found = None if group in self._starting else self._next(group)
+                    found = None if line.starting else _next(line)
                     if found is None:
                         break
-                    self._starting.add(group)
+                    line.starting = True
                 try:
-                    self._start(group, *found, takes)
+                    self._start(line, *found, takes)
                 finally:
-                    with self._lock:
-                        self._starting.remove(group)
+                    line.starting = False
         # Last: what is over already is decoded at once, and no other collective should wait for that.
         for take in takes:
             take()
 
-    def _next(self, group: Collectives) -> tuple[_Course, Exception | None] | None:
-        """The run whose turn it is in a group, and the error if the group's order is lost."""
-        queue = self._queues[group]
-        while queue and not queue[0].uses(group):
-            queue.popleft()
-        lost = queue[0].error if queue else None
-        # Behind a place that is lost, no run has to wait for another.
-        for place in queue if lost is not None else islice(queue, 1):
-            if place.ready is not None and place.ready[0] is group:
-                course = place.ready[1]
-                place.ready = None
-                return course, lost
-        return None
-
     def _start(
         self,
-        group: Collectives,
+        line: _Line,
         course: _Course,
         lost: Exception | None,
         takes: list[Callable[[], None]],
@@ -209,7 +204,7 @@ class Driver:
         if lost is not None:
             self._end(course, lost)
             return
-        run, place = course.run, course.place
+        run, place, group = course.run, course.place, line.collectives
         assert run.request is not None
         try:
             with phase("send"):
@@ -253,6 +248,21 @@ class Driver:
         self._advance(*left)
         if error is None:
             course.over(None)
+
+
+def _next(line: _Line) -> tuple[_Course, Exception | None] | None:
+    """The run whose turn it is in a line, and the error if the line's order is lost."""
+    places = line.places
+    while places and not places[0].uses(line):
+        places.popleft()
+    lost = places[0].error if places else None
+    # Behind a place that is lost, no run has to wait for another.
+    for place in places if lost is not None else islice(places, 1):
+        if place.ready is not None and place.ready[0] is line:
+            course = place.ready[1]
+            place.ready = None
+            return course, lost
+    return None
 
 
 def _no_order(error: Exception) -> ExchangeError:

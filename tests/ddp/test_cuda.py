@@ -228,7 +228,8 @@ def test_a_second_shot_follows_the_first_one_of_the_next_bucket() -> None:
 
     def noted(real: Any) -> Any:
         def start(self: InStream, collective: Collective) -> tuple[torch.Tensor, dist.Work]:
-            kinds.append(collective.kind)
+            if collective.message.numel() > 48:  # Not a comparison.
+                kinds.append(collective.kind)
             time.sleep(0.02 * ((len(kinds) + dist.get_rank()) % 2))
             return real(self, collective)
 
@@ -244,7 +245,7 @@ def test_a_second_shot_follows_the_first_one_of_the_next_bucket() -> None:
                 kinds.clear()
                 exchange(ddp, targets(shapes, dist.get_rank(), step))
                 middle = [first, second] * (len(kinds) // 2 - 1)
-                assert kinds == [first, *middle, second], kinds
+                assert kinds == [first, *middle, second], (step, where, kinds)
             assert len(kinds) == 2 * len(shapes)
 
 

@@ -22,7 +22,7 @@ from hvd_compress.process_group import collectives
 from hvd_compress.process_group.agreement import make_comparisons
 from hvd_compress.process_group.collectives import Collectives, Over
 from hvd_compress.process_group.device_collectives import collectives_of
-from hvd_compress.process_group.driver import Driver
+from hvd_compress.process_group.driver import Driver, _Line
 from hvd_compress.process_group.private import job_store
 from hvd_compress.ranks.errors import ExchangeError
 from tests.ranks import on_ranks
@@ -68,7 +68,7 @@ class _Rank:
         self.groups = [_Group(name) for name in ("first", "second", "remainders")]
         first, second, remainders = cast(list[Collectives], self.groups)
         self.driver = Driver(first, Group(0, 2))
-        self.driver._groups |= {(1, "all"): second, (-1, "all"): remainders}
+        self.driver._lines |= {(1, "all"): _Line(second), (-1, "all"): _Line(remainders)}
         self.ended: dict[int, Exception | None] = {}
 
     def submit(self, number: int, *, more: int = 0, fails: bool = False) -> None:

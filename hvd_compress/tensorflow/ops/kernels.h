@@ -48,7 +48,7 @@ struct Table {
   mutable std::map<int, std::shared_ptr<Plan>> plans;  // of GpuKernels, which locks them
 };
 
-// What is known of a bucket before a step.
+// The part of a bucket that is known before a step.
 struct BucketLayout {
   std::vector<std::string> labels;            // of the gradients
   double scale;                               // on the sum of the ranks' gradients

@@ -72,7 +72,7 @@ struct Standing {
   bool failed;  // whether one of its operations has failed in an earlier step
 };
 
-// What tracing knows of the steps of one graph.
+// The steps of one graph, as far as it has been traced.
 struct Traced {
   int64_t gradients = 0;  // the number that come back, encoded or not
   std::vector<std::shared_ptr<const BucketLayout>> buckets;
