@@ -35,7 +35,7 @@ class _Group:
         self.name = name
         self.started: list[int] = []
         self.running: list[tuple[int, Over]] = []
-        self.broken = False
+        self.broken = self.deaf = False
         self.before: Callable[[], object] = int
 
     def start(self, collective: Collective) -> tuple[torch.Tensor, int]:
@@ -47,6 +47,8 @@ class _Group:
         return collective.message, number
 
     def when_over(self, work: int, over: Over) -> None:
+        if self.deaf:
+            raise MemoryError("no memory for the callback")
         self.running.append((work, over))
 
     def lags(self, last: bool) -> bool:
@@ -173,6 +175,18 @@ def test_nothing_starts_behind_a_collective_that_this_rank_could_not_start() -> 
         ExchangeError, match=r"place in the order .* MemoryError: no memory for the"
     ):
         raise rank.ended[1] or AssertionError
+
+
+def test_a_result_that_cannot_be_waited_for_is_an_error_of_its_own_run() -> None:
+    rank = _Rank()
+    first, second, _ = rank.groups
+    rank.submit(0)
+    rank.submit(1)
+    first.end(1)
+    second.deaf = True
+    first.end(0)  # Starts the second stages of both runs.
+    assert second.started == [0, 1]
+    assert all(isinstance(rank.ended[number], MemoryError) for number in range(2))
 
 
 def test_an_error_of_a_last_collective_leaves_the_remainders_without_an_order() -> None:
