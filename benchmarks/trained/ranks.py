@@ -132,7 +132,7 @@ class _Ranks(Ranks):
         return routes, self.group.size
 
     def result_of(self, collective: Collective, name: str) -> torch.Tensor:
-        raise NotImplementedError("expected a codec that is chosen beforehand, got a planner")
+        raise TypeError("expected a codec that is chosen beforehand, got a planner")
 
     def wait(self, call: str, **arguments: str) -> None:
         """Does nothing: one loop makes all calls."""

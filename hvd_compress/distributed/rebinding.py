@@ -94,6 +94,7 @@ class Members:
 
     @functools.cached_property
     def own(self) -> str:
+        """A unique name of this compressor."""
         return uuid.uuid4().hex
 
     def meet(

@@ -78,10 +78,10 @@ class Driver:
 
     Collectives of torch.distributed have no names, so ranks must start those of a process group in the same
     order. All ranks submit runs in the same order, but collectives end in a different order on each rank,
-    and the next stages would start in that order. Therefore every stage has a line, and all remainders share
-    one; on CPUs, each line has a process group of its own. A run starts a collective when no run that was
-    submitted earlier can still start one in that line. A thread that comes too early leaves the start to
-    another thread.
+    and the next stages would start in that order. Therefore every stage has a line, and all remainders
+    share one; on CPUs, each line has a process group of its own. A run starts a collective when no run that
+    was submitted earlier can still start one in that line. A thread that comes too early leaves the start
+    to another thread.
 
     Where no other thread waits for results, runs that may lag go one stage further in each :meth:`turn`. So
     the order of all collectives depends only on the order of the calls.

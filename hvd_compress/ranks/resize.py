@@ -29,7 +29,7 @@ def hand_on(
     *,
     divided: bool,
 ) -> tuple[Any | None, Any | None]:
-    """Hands on the residuals of one gradient.
+    """Hands on the residuals of one gradient to a rank of a job of another size.
 
     Args:
         residuals: each old rank's residual, an array or a tensor, and a factor on it; None without one.
@@ -40,8 +40,9 @@ def hand_on(
         divided: whether the new ranks divide the gradient.
 
     Returns:
-        The rank's own residual, and the sum of the parts, of which the rank keeps its own one if the
-        gradient is divided; otherwise the residual includes the sum. None stands for zeros.
+        The rank's residual of the whole gradient, and the sum of the parts. If the new ranks divide the
+        gradient, the rank cuts its own part from the sum; otherwise the residual includes the sum, and the
+        second value is None. None stands for zeros.
     """
     old, factor = heirs(len(residuals), size, rank)
     taken = (residuals[one] for one in old)

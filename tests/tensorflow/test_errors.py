@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
+from unittest import mock
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -13,6 +15,7 @@ import tensorflow as tf
 import hvd_compress.tensorflow as hvdc
 from hvd_compress import ECQ, Int8, NoCompression, PowerSGD, Route
 from hvd_compress.exchanges import sum_as_gather
+from hvd_compress.tensorflow import tracing
 from tests import jobs
 from tests.again import initialize_again
 from tests.contract import errors
@@ -245,6 +248,21 @@ def test_ranks_that_average_and_ranks_that_add_up() -> None:
             Exception, match=r"(?s)scale 1\.0, .* on rank 0, .*scale 0\.5, .* on rank 1"
         ):
             step(targets(hvd.rank(), 0))
+
+
+@on_ranks(2, launcher="tensorflow")
+def test_gradients_of_one_call_with_different_factors() -> None:
+    """No call of today's Horovod has them; a bucket is decoded with one."""
+    factors = itertools.count(1.0)
+    exchange = exchange_with(hvdc.OneBit(threshold=THRESHOLD), graph=True)
+    with (
+        mock.patch.object(tracing, "scale_of", lambda *reduction: next(factors)),
+        # As autograph passes it on.
+        pytest.raises(
+            Exception, match=r"ExchangeError: gradient.*: expected the factor 1.0 of the"
+        ),
+    ):
+        exchange(targets(hvd.rank(), 0))
 
 
 @on_ranks(2, launcher="tensorflow")

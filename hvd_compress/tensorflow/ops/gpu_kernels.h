@@ -64,7 +64,7 @@ class GpuKernels : public Kernels {
  private:
   GpuKernels() = default;
 
-  // The lock is held by whoever calls these: the launches of a call share the plan's memory.
+  // The caller holds the lock, because the launches of a call share the memory of the plan.
   //
   // The plan for a table's encoding, or for the decoding of some messages; -1 is encoding.
   absl::StatusOr<const hvdc_cuda_plan*> PlanOf(const Table& table, int messages);
