@@ -21,7 +21,8 @@ if [[ ! -e $site/torch ]]; then
   rm -rf "$root"
   mmdebstrap --variant=extract --arch=arm64 --include=python3,libgomp1,libstdc++6 bookworm "$root"
   pip=(python3 -m pip install --quiet --no-compile --target "$site" --python-version 3.11
-    --only-binary=:all: --platform manylinux_2_28_aarch64 --platform manylinux_2_27_aarch64)
+    --only-binary=:all: --platform manylinux_2_28_aarch64 --platform manylinux_2_27_aarch64
+    --platform manylinux_2_17_aarch64)
   PIP_CONSTRAINT=constraints.txt "${pip[@]}" "${packages[@]}"
   # Its dependencies would be chosen for this machine.
   PIP_CONSTRAINT=/dev/null "${pip[@]}" --no-deps "torch==$torch"
