@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import itertools
-import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -26,9 +23,8 @@ from hvd_compress.kernels.cuda_library import Queue
 from hvd_compress.kernels.native import DTYPES, dtype_of, noise_of
 from hvd_compress.kernels.torch_device import TorchDevice
 from tests import device
+from tests.builds import build
 from tests.kernels.parity import Parity
-
-ROOT = Path(__file__).resolve().parents[2]
 
 _streams = itertools.count(1)
 
@@ -185,43 +181,12 @@ def missing_gpu() -> str | None:
     return None
 
 
-def emulated_library() -> Path:
-    """The emulation, built when first asked for; later builds compile what has changed."""
-    folder = ROOT / "build" / "emulated"
-    failure = _build_emulation(folder)
-    assert not failure, failure
-    return folder / "libhvdc_cuda_emulated.so"
-
-
 @cache
-def _build_emulation(folder: Path) -> str:
-    """Builds once for all tests, one of a job's ranks at a time; returns the error, or an empty text."""
-    build = ("--build", str(folder), "--target", "hvdc_cuda_emulated", "--parallel", "2")
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # Until the file is closed.
-        return _run("cmake", "-S", str(ROOT), "-B", str(folder), *_options()) or _run(
-            "cmake", *build
-        )
-
-
-def _options() -> list[str]:
-    return [
-        "-DHVDC_EMULATED_CUDA=ON",
-        "-DHVDC_WERROR=ON",
-        "-DCMAKE_BUILD_TYPE=None",
-        "-DCMAKE_CXX_FLAGS=-O2 -g",
-    ]
-
-
-def _run(*command: str) -> str:
-    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=600, check=False
-    )
-    if done.returncode == 0:
-        return ""
-    return f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+def emulated_library() -> Path:
+    """The emulation, built when first asked for."""
+    options = ("-DHVDC_EMULATED_CUDA=ON", "-DHVDC_WERROR=ON")
+    flags = ("-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O2 -g")
+    return build("emulated", "hvdc_cuda_emulated", *options, *flags) / "libhvdc_cuda_emulated.so"
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import shutil
 import subprocess
@@ -12,24 +11,19 @@ from pathlib import Path
 import pytest
 
 from hvd_compress.kernels.cuda_library import ABI_VERSION, SIGNATURES
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.builds import build
 
 
 @pytest.fixture(scope="module")
 def library() -> Path:
     """Compiled for the oldest architecture of the list, and for those to come; a release has them all.
 
-    The sources ask for no architecture, so that others only take longer. In a folder that later runs
-    find again: they compile what has changed.
+    The sources ask for no architecture, so that others only take longer.
     """
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc of CUDA 12 or 13")
-    folder = ROOT / "build" / "nvcc"
     options = ["-DHVDC_CUDA=ON", "-DHVDC_WERROR=ON", "-DHVDC_CUDA_ARCHITECTURES=75"]
-    _run("cmake", "-S", str(ROOT), "-B", str(folder), *options)
-    _run("cmake", "--build", str(folder), "--target", "hvdc_cuda", "--parallel", "2")
-    return folder / "libhvdc_cuda.so"
+    return build("nvcc", "hvdc_cuda", *options) / "libhvdc_cuda.so"
 
 
 def test_it_needs_no_cuda_library_to_be_loaded(library: Path) -> None:
@@ -58,17 +52,3 @@ def test_a_call_without_a_gpu_is_an_error_in_cudas_words(library: Path) -> None:
     queue = (ctypes.c_int64 * 4)(10_000, 0, 0, 0)
     assert opened.hvdc_cuda_restore(flags, ctypes.c_int64(0), flags, queue) == 16
     assert opened.hvdc_cuda_message() != b"no error"
-
-
-def _run(*command: str) -> None:
-    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-8000:]

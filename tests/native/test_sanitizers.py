@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.builds import build
+
+# With more, gcc takes minutes for the plain lanes under these sanitizers.
+FLAGS = ("-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O0")
 SECONDS = 10
 """The seconds for which each program looks for errors."""
 
@@ -20,17 +23,6 @@ ENVIRONMENT = {
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     "TSAN_OPTIONS": "halt_on_error=1",
 }
-
-
-def build(name: str, target: str, *options: str) -> Path:
-    """Builds programs of tests/native in a folder that later runs find again; returns the folder."""
-    folder = ROOT / "build" / "sanitized" / name
-    configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-DCMAKE_BUILD_TYPE=None"]
-    # With more, gcc takes minutes for the plain lanes under these sanitizers.
-    flags = "-DCMAKE_CXX_FLAGS=-O0"
-    run([*configure, flags, *options], 120)
-    run(["cmake", "--build", str(folder), "--parallel", "2", "--target", *target.split()], 900)
-    return folder
 
 
 def run(command: list[str], timeout: float) -> str:
@@ -53,8 +45,9 @@ def run(command: list[str], timeout: float) -> str:
 def address() -> Path:
     """The drivers with AddressSanitizer and UndefinedBehaviorSanitizer."""
     return build(
-        "address",
+        "sanitized/address",
         "fuzz_main encode_main batch_main rans_main cuda_main",
+        *FLAGS,
         "-DHVDC_NATIVE_TESTS=ON",
         "-DHVDC_EMULATED_CUDA=ON",
         "-DHVDC_SANITIZE=address,undefined",
@@ -101,7 +94,7 @@ def test_states_of_the_entropy_code(address: Path) -> None:
 def test_threads_do_not_race() -> None:
     """The same tensors under ThreadSanitizer, which cannot follow a fork."""
     options = ("-DHVDC_NATIVE_TESTS=ON", "-DHVDC_SANITIZE=thread")
-    folder = build("thread", "encode_main batch_main", *options)
+    folder = build("sanitized/thread", "encode_main batch_main", *FLAGS, *options)
     encode = [str(folder / "encode_main"), str(SECONDS), "1", "nofork"]
     assert "tensors" in run(encode, SECONDS + 60)
     assert "batches" in run([str(folder / "batch_main"), str(SECONDS)], SECONDS + 60)
@@ -113,8 +106,9 @@ def test_fuzzer(tmp_path: Path) -> None:
     if clang is None:
         pytest.skip("libFuzzer needs clang++")
     program = build(
-        "fuzz",
+        "sanitized/fuzz",
         "fuzz_decode",
+        *FLAGS,
         f"-DCMAKE_CXX_COMPILER={clang}",
         "-DHVDC_FUZZ=ON",
         "-DHVDC_SANITIZE=address,undefined",
