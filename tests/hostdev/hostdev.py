@@ -27,7 +27,8 @@ from hvd_compress.engine.executors import CUDA_KERNELS
 from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.cuda_batch import CudaBatch
 from hvd_compress.kernels.torch_device import TorchDevice
-from tests.cuda.executors import ROOT, emulated_library
+from tests.builds import ROOT
+from tests.cuda.executors import emulated_library
 
 TYPE = "hostdev"
 """The type of the device."""
