@@ -11,7 +11,7 @@ SHELL := /bin/bash
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # make test TORCH=2.15.0: with that PyTorch in place of the one in constraints.txt, in an environment of its
-# own, the tests of the frontends that need neither Horovod nor TensorFlow.
+# own, the tests of the frontends for PyTorch.
 VENV := .venv$(TORCH:%=-%)
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
@@ -56,7 +56,8 @@ ifneq ($(filter-out torch tensorflow keras,$(FRAMEWORK)),)
 endif
 # TensorFlow, and a Horovod for it, are for those commands only that use them. A Horovod for both
 # frameworks serves torch as well, so that one that is there stays.
-WITH_TENSORFLOW := $(filter tensorflow keras,$(FRAMEWORK))$(filter setup test test-all docs,$(MAKECMDGOALS))
+WITH_TENSORFLOW := $(strip $(filter tensorflow keras,$(FRAMEWORK)) \
+  $(if $(TORCH),,$(filter setup test test-all docs,$(MAKECMDGOALS))))
 ifneq ($(WITH_TENSORFLOW)$(wildcard $(HOROVOD_FOR_BOTH)),)
   HOROVOD := $(HOROVOD_FOR_BOTH)
 else
@@ -150,11 +151,11 @@ ifeq ($(TORCH),)
 test test-all: setup
 	$(IN_VENV) MPLBACKEND=Agg $(PY) -m pytest -n auto $(SELECTION) $(ARGS)
 else
-# The modules of other folders import Horovod. The record is written whether or not all tests pass.
-test test-all: $(NATIVE) $(TESTS)
+# The record is written whether or not all tests pass.
+test test-all: $(HOROVOD) $(NATIVE) $(TESTS)
 	status=0; $(IN_VENV) MPLBACKEND=Agg $(PY) -m pytest $(SELECTION) --junit-xml build/support-$(TORCH).xml \
-	  $(ARGS) tests/contract/test_distributed.py tests/contract/test_ddp.py tests/distributed tests/ddp \
-	  tests/fsdp tests/diloco || status=$$?; \
+	  $(ARGS) $(addprefix tests/contract/test_,distributed.py ddp.py torch.py) tests/distributed tests/ddp \
+	  tests/fsdp tests/diloco tests/torch || status=$$?; \
 	  $(PY) -m benchmarks.support build/support-$(TORCH).xml --json build/support-$(TORCH).json; exit $$status
 endif
 
