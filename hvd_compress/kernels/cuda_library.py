@@ -27,7 +27,7 @@ from hvd_compress.kernels.native import (
     open_library,
 )
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 LIBRARY = FOLDER / "libhvdc_cuda.so"
 FAILED, TOO_LARGE, MISALIGNED = 16, 17, 18
 
@@ -111,13 +111,6 @@ class Array(ctypes.Structure):
 SIGNATURES: Signatures = {
     "hvdc_cuda_abi_version": (ctypes.c_uint32, []),
     "hvdc_cuda_message": (ctypes.c_char_p, []),
-    "hvdc_cuda_workspace_bytes": (I64, [P]),
-    "hvdc_cuda_prepare": (I32, [P]),
-    "hvdc_cuda_encode": (I32, [P, P, P, I32, P, P, I64, P]),
-    "hvdc_cuda_decode_sum": (
-        I32,
-        [P, U64, P, I64, I64, I32, F32, P, I32, P, P, U64, P],
-    ),
     "hvdc_cuda_restore": (I32, [P, I64, P, P]),
     "hvdc_cuda_plan_encode": (I32, [P, I64, I32, P]),
     "hvdc_cuda_plan_decode": (I32, [P, I64, I32, I32, P]),

@@ -6,7 +6,6 @@ import ctypes
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ import torch
 from hvd_compress.engine.executors import Executors
 from hvd_compress.kernels import cuda_library
 from hvd_compress.kernels.batch import Batch, Entry
-from hvd_compress.kernels.cuda import CudaKernels, spec_for
+from hvd_compress.kernels.cuda import CudaKernels
 from hvd_compress.kernels.cuda_batch import CudaBatch
-from hvd_compress.kernels.cuda_library import Queue
-from hvd_compress.kernels.native import DTYPES, dtype_of, noise_of
 from hvd_compress.kernels.torch_device import TorchDevice
 from tests import device
 from tests.builds import build
@@ -62,14 +59,10 @@ class Checked(CudaKernels):
         """A batch that raises at once what it would raise at the next synchronization."""
         return _SettledBatch(self, entries)
 
-    def single(self, entries: Sequence[Entry]) -> Batch:
-        """The same for one tensor, by the C interface's calls for a single one."""
-        return _SingleCalls(self, entries)
-
     @property
     def parity(self) -> Parity:
-        """Compares both with the reference."""
-        return Parity((self.batch, self.single), self.device, alignment=16)
+        """Compares them with the reference."""
+        return Parity((self.batch,), self.device, alignment=16)
 
     def settle(self) -> None:
         """Waits for the device, and checks."""
@@ -83,61 +76,6 @@ class _SettledBatch(CudaBatch):
         done = super().decode_sum(*args)
         self._kernels.settle()
         return done
-
-
-class _Feedback(ctypes.Structure):
-    """The C interface's ``hvdc_feedback``."""
-
-    _fields_ = [
-        ("alpha", ctypes.c_float),
-        ("beta", ctypes.c_float),
-        ("residual", ctypes.c_void_p),
-        ("residual_dtype", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-    ]
-
-
-class _SingleCalls(Batch):
-    """``hvdc_cuda_encode`` and ``hvdc_cuda_decode_sum``; residuals are changed in place."""
-
-    def __init__(self, kernels: Checked, entries: Sequence[Entry]) -> None:
-        self._kernels, (self._entry,) = kernels, entries
-        self._spec = spec_for(self._entry.codec, self._entry.shape)
-
-    def encode(
-        self, values: Any, residuals: Any, next_residuals: Any, steps: Any, message: Any
-    ) -> None:
-        assert residuals[0] is next_residuals[0]
-        feedback, given = None, self._entry.feedback
-        if given.enabled:
-            pointer, dtype = residuals[0].data_ptr(), DTYPES[given.residual_dtype]
-            feedback = ctypes.byref(_Feedback(given.alpha, given.beta, pointer, dtype))
-        noise = noise_of(replace(self._entry.noise, step=steps[0]))
-        gradient = values[0].data_ptr(), dtype_of("values", values[0])
-        payload = message.data_ptr(), message.numel()
-        self._call("encode", ctypes.byref(noise), *gradient, feedback, *payload)
-
-    def decode_sum(
-        self, values: Any, steps: Any, rows: Any, scale: float = 1.0, word: Any = None
-    ) -> bool:
-        place = rows.data_ptr(), rows.shape[1], rows.stride(0), rows.shape[0]
-        out = values[0].data_ptr(), dtype_of("values", values[0])
-        error = self._kernels.error_address(0, self._kernels.services.stream(0))
-        self._call("decode_sum", steps[0], *place, scale, *out, word, error, 0)
-        return False
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        library, services = self._kernels.library, self._kernels.services
-        spec = ctypes.byref(self._spec)
-        with self._kernels.launching(0) as stream:
-            size = library.hvdc_cuda_workspace_bytes(spec)
-            workspace = services.empty(size, 0)
-            queue = ctypes.byref(Queue(0, 0, stream, workspace.data_ptr(), size))
-            if size:
-                self._kernels.check_status(library.hvdc_cuda_prepare(queue), "prepare")
-            status = getattr(library, f"hvdc_cuda_{name}")(spec, *arguments, queue)
-            self._kernels.check_status(status, name)
-        self._kernels.settle()
 
 
 def on_gpu() -> Checked:

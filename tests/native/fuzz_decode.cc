@@ -113,9 +113,8 @@ void EncodeOnce(const Case& test, const uint8_t* data, size_t size) {
   for (int i = 0; i < 2; ++i) {
     payloads[i] = Fill(data, size, bytes);
     residuals[i] = Fill(data, size, elements * 4);
-    const hvdc_feedback feedback = {0.5f, 1.0f, residuals[i].get(), HVDC_DTYPE_FLOAT32, 0};
     DEMAND(hvdc_encode(&test.spec, &noise, gradient.get(), test.dtype,
-                       test.feedback ? &feedback : nullptr, payloads[i].get(), bytes,
+                       test.feedback ? residuals[i].get() : nullptr, payloads[i].get(), bytes,
                        i ? test.threads : 1) == HVDC_OK);
   }
   const int64_t length = cases::PayloadLength(test.spec, payloads[0].get(), bytes);

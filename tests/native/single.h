@@ -4,22 +4,19 @@
 
 #include "hvdc.h"
 
-// feedback may be null.
+// residual: in float32, changed in place; may be null.
 inline int hvdc_encode(const hvdc_spec* spec, const hvdc_noise* noise, const void* gradient,
-                       int dtype, const hvdc_feedback* feedback, void* payload,
-                       int64_t payload_bytes, int threads) {
+                       int dtype, void* residual, void* payload, int64_t payload_bytes,
+                       int threads) {
   hvdc_tensor tensor = {};
   tensor.spec = *spec;
   tensor.noise = *noise;
   tensor.values = const_cast<void*>(gradient);
   tensor.dtype = dtype;
   tensor.payload_bytes = payload_bytes;
-  if (feedback) {
-    tensor.residual = tensor.next_residual = feedback->residual;
-    tensor.residual_dtype = feedback->residual_dtype;
-    tensor.alpha = feedback->alpha;
-    tensor.beta = feedback->beta;
-  }
+  tensor.residual = tensor.next_residual = residual;
+  tensor.alpha = 0.5f;
+  tensor.beta = 1.0f;
   return hvdc_encode_batch(&tensor, 1, payload, threads, nullptr);
 }
 

@@ -1,4 +1,4 @@
-// The parameters of kernels with many jobs. What stays the same from call to call is in the
+// The kernels' parameters: many jobs each. What stays the same from call to call is in the
 // device's memory; what changes is in the parameter itself: so a call copies nothing to the device,
 // and a CUDA graph can repeat it.
 #ifndef HVDC_CUDA_BATCH_H_

@@ -35,10 +35,6 @@ inline bool Aligned(const void* pointer, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
 }
 
-inline bool ValidDtype(int dtype) {
-  return dtype >= HVDC_DTYPE_FLOAT32 && dtype <= HVDC_DTYPE_BFLOAT16;
-}
-
 inline bool ValidResidualDtype(int dtype) {
   return dtype == HVDC_DTYPE_FLOAT32 || dtype == HVDC_DTYPE_BFLOAT16;
 }
@@ -55,25 +51,6 @@ inline int Settle(int status, const hvdc_cuda_queue& queue) {
   }();
   if (status != HVDC_OK || !wait) return status;
   return Check(cudaStreamSynchronize(StreamOf(queue)));
-}
-
-// Entropy codes and rotations are the CPU's.
-inline bool HasKernel(const hvdc_spec& spec) {
-  return ValidSpec(spec) && !IsEntropyCoded(spec) && !IsRotated(spec);
-}
-
-// Checks a spec, and finds the layout of its payload.
-template <class Job>
-int Describe(const hvdc_spec& spec, Job* job, Passes* passes) {
-  if (!HasKernel(spec)) return HVDC_BAD_SPEC;
-  job->spec = spec;
-  job->layout = MakeLayout(spec);
-  if (job->layout.count > INT32_MAX || job->layout.payload_bytes / 4 > INT32_MAX) {
-    return HVDC_CUDA_TOO_LARGE;
-  }
-  job->blocks = MakeBlocks(spec, job->layout);
-  *passes = MakePasses(spec, job->layout);
-  return HVDC_OK;
 }
 
 }  // namespace HVDC_ARCH

@@ -100,11 +100,11 @@ constexpr int kBlocksToDecode =
     Format<C>::kStep && !Format<C>::kMatrix && Format<C>::kWords < 4 ? 6 : 5;
 
 // A warp takes kQuads rows at a time.
-template <class C, class Jobs>
+template <class C>
 __global__ void __launch_bounds__(kThreads, kBlocksToDecode<C>)
-    Decode(const __grid_constant__ Jobs jobs) {
+    Decode(const __grid_constant__ DecodeBatch batch) {
   Place place;
-  const DecodeJob& job = jobs.Open(&place);
+  const DecodeJob& job = batch.Open(&place);
   constexpr int kQuads = 4;
   constexpr uint32_t kSpan = kQuads * kRow;
   const C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
@@ -128,19 +128,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksToDecode<C>)
   FinishDecoding(job, place, tools.sums);
 }
 
-template <class Jobs>
-Work<Jobs> DecodeWork(const DecodeJob& job) {
-  if (job.spec.codec == HVDC_TOPK) return TopKDecodeWork<Jobs>(job);
+Work<DecodeBatch> DecodeWork(const DecodeJob& job) {
+  if (job.spec.codec == HVDC_TOPK) return TopKDecodeWork(job);
   constexpr int64_t kSpans = 4;  // of a thread's quads
   const int64_t blocks = (BlocksForQuads(job.layout.count) + kSpans - 1) / kSpans;
-  return WithCoder<Thread>(job.spec, [&](auto coder) -> Work<Jobs> {
+  return WithCoder<Thread>(job.spec, [&](auto coder) -> Work<DecodeBatch> {
     using C = typename decltype(coder)::Type;
-    return {Decode<C, Jobs>, blocks, PayloadSums::Bytes(job.count)};
+    return {Decode<C>, blocks, PayloadSums::Bytes(job.count)};
   });
 }
-
-template Work<Single<DecodeJob>> DecodeWork(const DecodeJob& job);
-template Work<DecodeBatch> DecodeWork(const DecodeJob& job);
 
 }  // namespace HVDC_ARCH
 }  // namespace hvdc

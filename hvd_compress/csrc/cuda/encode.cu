@@ -28,11 +28,11 @@ __device__ inline void StoreOwnScales(const EncodeJob& job, uint32_t block, cons
 }
 
 // One pass over memory, a team of warps a group.
-template <class C, int kResidual, class Jobs>
-__global__ void __launch_bounds__(kThreads) EncodeHeld(const __grid_constant__ Jobs jobs) {
+template <class C, int kResidual>
+__global__ void __launch_bounds__(kThreads) EncodeHeld(const __grid_constant__ EncodeBatch batch) {
   using Encoder = QuadEncoder<C, kResidual>;
   Place place;
-  const EncodeJob& job = jobs.Open(&place);
+  const EncodeJob& job = batch.Open(&place);
   const Team team(job, place);
   C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
   Totals totals;
@@ -88,11 +88,11 @@ __device__ inline GroupScale OpenGroup(const EncodeJob& job, uint32_t group, boo
 }
 
 // A quad a thread, or a word of trits, wherever it lies.
-template <class C, int kResidual, class Jobs>
-__global__ void __launch_bounds__(kThreads) EncodeKnown(const __grid_constant__ Jobs jobs) {
+template <class C, int kResidual>
+__global__ void __launch_bounds__(kThreads) EncodeKnown(const __grid_constant__ EncodeBatch batch) {
   using Encoder = QuadEncoder<C, kResidual>;
   Place place;
-  const EncodeJob& job = jobs.Open(&place);
+  const EncodeJob& job = batch.Open(&place);
   const Blocks& blocks = job.blocks;
   C coder(CoderSetup{&job.spec, job.workspace.tables + TableOf(job.spec)});
   const bool finite = C::kCast || !job.workspace.control->nonfinite;
@@ -137,27 +137,23 @@ __global__ void __launch_bounds__(kThreads) EncodeKnown(const __grid_constant__ 
   FinishPayload(job, place, totals);
 }
 
-template <class Jobs>
-Work<Jobs> EncodeWork(const EncodeJob& job) {
-  if (job.spec.codec == HVDC_TOPK) return TopKEncodeWork<Jobs>(job);
+Work<EncodeBatch> EncodeWork(const EncodeJob& job) {
+  if (job.spec.codec == HVDC_TOPK) return TopKEncodeWork(job);
   return WithResidual(job, [&](auto residual) {
     constexpr int kResidual = decltype(residual)::value;
-    return WithCoder<Thread>(job.spec, [&](auto coder) -> Work<Jobs> {
+    return WithCoder<Thread>(job.spec, [&](auto coder) -> Work<EncodeBatch> {
       using C = typename decltype(coder)::Type;
       if constexpr (!C::kCast && !std::is_same<C, OneBitMatrixCoder<Thread>>::value) {
         if (job.passes.held) {
           const uint32_t groups = HeldGroups(job);
           const int64_t blocks = (job.layout.blocks + groups - 1) / groups;
-          return {EncodeHeld<C, kResidual, Jobs>, blocks, sizeof(float) * groups * HeldFloats(job)};
+          return {EncodeHeld<C, kResidual>, blocks, sizeof(float) * groups * HeldFloats(job)};
         }
       }
-      return {EncodeKnown<C, kResidual, Jobs>, BlocksForQuads(job.layout.count), 0};
+      return {EncodeKnown<C, kResidual>, BlocksForQuads(job.layout.count), 0};
     });
   });
 }
-
-template Work<Single<EncodeJob>> EncodeWork(const EncodeJob& job);
-template Work<EncodeBatch> EncodeWork(const EncodeJob& job);
 
 }  // namespace HVDC_ARCH
 }  // namespace hvdc

@@ -14,7 +14,7 @@ __device__ inline float* ScalesOf(uint8_t* payload) {
   return reinterpret_cast<float*>(payload + kHeaderBytes);
 }
 
-// The number of the workspace's table that a spec's coder uses, if any.
+// The number of the table that a spec's coder uses, if any.
 HVDC_HD uint32_t TableOf(const hvdc_spec& spec) {
   const bool tables = spec.codec == HVDC_INT8 && spec.variant != HVDC_LINEAR;
   return tables ? spec.variant - HVDC_DYNAMIC : 0;

@@ -23,17 +23,6 @@ struct Place {
   uint32_t block, blocks;
 };
 
-// The parameter of a kernel with one job, which has all of the grid.
-template <class Job>
-struct Single {
-  __device__ const Job& Open(Place* place) const {
-    *place = {blockIdx.x, gridDim.x};
-    return job;
-  }
-
-  Job job;
-};
-
 // Shared memory of the size that the launch gave the block.
 #if defined(__CUDACC__)
 __device__ inline uint8_t* SharedMemory() {

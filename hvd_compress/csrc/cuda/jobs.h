@@ -1,4 +1,4 @@
-// The kernels' arguments: jobs by value, and the workspace that they share.
+// Jobs, which kernels work on, and the workspace of each.
 #ifndef HVDC_CUDA_JOBS_H_
 #define HVDC_CUDA_JOBS_H_
 
@@ -50,8 +50,8 @@ struct Verdict {
   uint32_t done;  // jobs whose payloads have been looked at
 };
 
-// Parts of the workspace. The first four are in every one; the others are as long as the spec
-// asks. A batch has control and checksums for each of its jobs, and verdict and tables once.
+// A job's memory on the device. Verdict and tables are the same for all jobs of a plan; from scales
+// on, parts are as long as the spec asks.
 struct Workspace {
   DevicePointer<Control> control;
   DevicePointer<Verdict> verdict;
@@ -233,22 +233,6 @@ HVDC_HD void TakeScratch(const hvdc_spec& spec, const Passes& passes, Parts* par
     workspace->stats = parts->Take<GroupStats>(passes.rows * passes.chunks);
     workspace->folded = parts->Take<GroupStats>(passes.rows * passes.folds);
   }
-}
-
-constexpr int64_t kTables = 5;
-
-// The workspace that starts at memory, and how many bytes it takes.
-HVDC_HD Workspace MakeWorkspace(const hvdc_spec& spec, const Passes& passes, uint8_t* memory,
-                                int64_t* bytes) {
-  Parts parts = {memory, 0};
-  Workspace all = {};
-  all.control = parts.Take<Control>(1);
-  all.verdict = parts.Take<Verdict>(1);
-  all.checksums = parts.Take<unsigned long long>(HVDC_CUDA_MAX_PAYLOADS);
-  all.tables = parts.Take<Int8Tables>(kTables);
-  TakeScratch(spec, passes, &parts, &all);
-  *bytes = RoundUp(parts.used, 256);
-  return all;
 }
 
 }  // namespace HVDC_ARCH

@@ -5,42 +5,33 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda/jobs.h"
+#include "cuda/batch.h"
 
 namespace hvdc {
 namespace HVDC_ARCH {
 
-// A kernel for a job, how many blocks of threads have work, and the shared memory of each in bytes.
-// Jobs: the kernel's parameter, with this job or with many.
-template <class Jobs>
+// A kernel for a job of a batch, how many blocks of threads have work, and the shared memory of
+// each in bytes.
+template <class Batch>
 struct Work {
-  void (*kernel)(Jobs);
+  void (*kernel)(Batch);
   int64_t blocks;
   size_t shared;
 };
 
 // Scales of groups that are not held: up to three kernels, one behind the other; null where there
 // is none.
-template <class Jobs>
 struct Statistics {
-  Work<Jobs> sum, fold_chunks, fold_groups;
+  Work<EncodeBatch> sum, fold_chunks, fold_groups;
 };
-template <class Jobs>
-Statistics<Jobs> StatisticsWork(const EncodeJob& job);
+Statistics StatisticsWork(const EncodeJob& job);
 
 // The payload, scales known or held.
-template <class Jobs>
-Work<Jobs> EncodeWork(const EncodeJob& job);
-template <class Jobs>
-Work<Jobs> DecodeWork(const DecodeJob& job);
+Work<EncodeBatch> EncodeWork(const EncodeJob& job);
+Work<DecodeBatch> DecodeWork(const DecodeJob& job);
 // The same for top-k.
-template <class Jobs>
-Work<Jobs> TopKEncodeWork(const EncodeJob& job);
-template <class Jobs>
-Work<Jobs> TopKDecodeWork(const DecodeJob& job);
-
-// Fills a workspace before the first call.
-int Prepare(void* zeros, int64_t bytes, Int8Tables* tables, cudaStream_t stream);
+Work<EncodeBatch> TopKEncodeWork(const EncodeJob& job);
+Work<DecodeBatch> TopKDecodeWork(const DecodeJob& job);
 
 // Remembers what CUDA answered, for hvdc_cuda_message.
 int Check(cudaError_t error);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "codec/philox.h"
+#include "codec/tables.h"
 #include "cuda/batch.h"
 #include "cuda/call.h"
 #include "cuda/launch.h"
@@ -17,6 +18,16 @@
 namespace hvdc {
 namespace HVDC_ARCH {
 namespace {
+
+constexpr int64_t kTables = 5;
+
+__global__ void FillTables(Int8Tables* tables) {
+  // One thread each: this is done once.
+  if (threadIdx.x % kWarpSize) return;
+  for (uint32_t table = threadIdx.x / kWarpSize; table < kTables; table += kWarps) {
+    BuildInt8Tables(HVDC_DYNAMIC + table, tables + table);
+  }
+}
 
 // An array of a call, by number, and the bytes of an element of its residual; 0 without one.
 struct Use {
@@ -64,11 +75,10 @@ using DecodePlan = Plan<DecodeItem, DecodeBatch>;
 
 void AddParts(const EncodeItem& item, uint32_t number, Use use,
               std::vector<Part<EncodeBatch>>* parts) {
-  const Statistics<EncodeBatch> statistics = StatisticsWork<EncodeBatch>(item.job);
+  const Statistics statistics = StatisticsWork(item.job);
   int stage = 0;
   for (const Work<EncodeBatch>& work :
-       {statistics.sum, statistics.fold_chunks, statistics.fold_groups,
-        EncodeWork<EncodeBatch>(item.job)}) {
+       {statistics.sum, statistics.fold_chunks, statistics.fold_groups, EncodeWork(item.job)}) {
     if (work.kernel) parts->push_back({stage, work, number, use});
     ++stage;
   }
@@ -76,7 +86,23 @@ void AddParts(const EncodeItem& item, uint32_t number, Use use,
 
 void AddParts(const DecodeItem& item, uint32_t number, Use use,
               std::vector<Part<DecodeBatch>>* parts) {
-  parts->push_back({0, DecodeWork<DecodeBatch>(item.job), number, use});
+  parts->push_back({0, DecodeWork(item.job), number, use});
+}
+
+// The number of blocks of kThreads that the current device runs at a time.
+template <class Batch>
+int Resident(void (*kernel)(Batch), size_t shared, int64_t* most) {
+  int device = 0, processors = 0, resident = 0;
+  int status = Check(cudaGetDevice(&device));
+  if (status == HVDC_OK) {
+    status = Check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  }
+  if (status == HVDC_OK) {
+    status =
+        Check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, shared));
+  }
+  *most = static_cast<int64_t>(processors) * resident;
+  return status;
 }
 
 // Gives every part of a group its blocks of threads: as many as there is work for, but together no
@@ -126,6 +152,21 @@ int MakeGroups(std::vector<Part<Batch>> parts, Plan<Item, Batch>* plan) {
     if (status != HVDC_OK) return status;
     first = last;
   }
+  return HVDC_OK;
+}
+
+// Checks a spec, and finds the layout of its payload.
+template <class Job>
+int Describe(const hvdc_spec& spec, Job* job, Passes* passes) {
+  // Entropy codes and rotations are the CPU's.
+  if (!ValidSpec(spec) || IsEntropyCoded(spec) || IsRotated(spec)) return HVDC_BAD_SPEC;
+  job->spec = spec;
+  job->layout = MakeLayout(spec);
+  if (job->layout.count > INT32_MAX || job->layout.payload_bytes / 4 > INT32_MAX) {
+    return HVDC_CUDA_TOO_LARGE;
+  }
+  job->blocks = MakeBlocks(spec, job->layout);
+  *passes = MakePasses(spec, job->layout);
   return HVDC_OK;
 }
 
@@ -234,10 +275,13 @@ int Upload(Plan<Item, Batch>* plan, const hvdc_cuda_queue& queue) {
   const DeviceGuard guard(queue.device);
   if (guard.status() != HVDC_OK) return guard.status();
   // The source is pageable memory, which has been read when the call returns.
-  const int status = Check(
-      cudaMemcpyAsync(memory, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, StreamOf(queue)));
+  const cudaStream_t stream = StreamOf(queue);
+  int status =
+      Check(cudaMemcpyAsync(memory, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream));
   if (status != HVDC_OK) return status;
-  return Settle(Prepare(plan->controls, plan->zeros, plan->tables, StreamOf(queue)), queue);
+  status = Check(cudaMemsetAsync(plan->controls, 0, static_cast<size_t>(plan->zeros), stream));
+  if (status == HVDC_OK) status = Launch(FillTables, 1, 0, stream, plan->tables);
+  return Settle(status, queue);
 }
 
 int CheckArrays(const std::vector<Use>& uses, const hvdc_cuda_array* arrays, int64_t count) {
@@ -245,7 +289,7 @@ int CheckArrays(const std::vector<Use>& uses, const hvdc_cuda_array* arrays, int
   for (const Use& use : uses) {
     if (use.array >= count) return HVDC_BAD_SPEC;
     const hvdc_cuda_array& array = arrays[use.array];
-    if (!ValidDtype(array.dtype)) return HVDC_BAD_SPEC;
+    if (array.dtype < HVDC_DTYPE_FLOAT32 || array.dtype > HVDC_DTYPE_BFLOAT16) return HVDC_BAD_SPEC;
     if (!Aligned(array.values, ElementBytes(array.dtype))) return HVDC_CUDA_MISALIGNED;
     if (!use.residual) continue;
     if (!Aligned(array.residual, use.residual) || !Aligned(array.next_residual, use.residual)) {
@@ -284,7 +328,7 @@ int RunBatch(const Plan<Item, Batch>& plan, const hvdc_cuda_array* arrays, int64
   for (const Group<Batch>& group : plan.groups) {
     for (size_t i = 0; i < group.arrays.size(); ++i) Set(i, arrays[group.arrays[i].array], &batch);
     const int64_t blocks = static_cast<int64_t>(group.shares.size());
-    const int launched = LaunchBlocks(group.kernel, blocks, group.shared, StreamOf(queue), batch);
+    const int launched = Launch(group.kernel, blocks, group.shared, StreamOf(queue), batch);
     if (launched != HVDC_OK) {
       // The next call must not find what this call's kernels have left for each other.
       cudaMemsetAsync(plan.controls, 0, static_cast<size_t>(plan.zeros), StreamOf(queue));

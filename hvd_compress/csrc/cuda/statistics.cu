@@ -57,10 +57,11 @@ __device__ inline GroupStats SumOf(const EncodeJob& job, int64_t start, uint32_t
 
 // All chunks of all rows. A row of one chunk has its scale at once; where there is one group of no
 // more chunks than can be added up in one go, the last block does that.
-template <StatsKind kKind, int kResidual, class Jobs>
-__global__ void __launch_bounds__(kThreads) SumAllChunks(const __grid_constant__ Jobs jobs) {
+template <StatsKind kKind, int kResidual>
+__global__ void __launch_bounds__(kThreads)
+    SumAllChunks(const __grid_constant__ EncodeBatch batch) {
   Place place;
-  const EncodeJob& job = jobs.Open(&place);
+  const EncodeJob& job = batch.Open(&place);
   const Passes& passes = job.passes;
   const int64_t all = passes.rows * passes.chunks;
   const int64_t halves = 2 * static_cast<int64_t>(place.Warps());
@@ -92,10 +93,10 @@ __global__ void __launch_bounds__(kThreads) SumAllChunks(const __grid_constant__
 }
 
 // 2,048 chunks' sums to one, a warp each.
-template <StatsKind kKind, class Jobs>
-__global__ void __launch_bounds__(kThreads) FoldChunks(const __grid_constant__ Jobs jobs) {
+template <StatsKind kKind>
+__global__ void __launch_bounds__(kThreads) FoldChunks(const __grid_constant__ EncodeBatch batch) {
   Place place;
-  const EncodeJob& job = jobs.Open(&place);
+  const EncodeJob& job = batch.Open(&place);
   const Passes& passes = job.passes;
   for (int64_t i = place.Warp(); i < passes.rows * passes.folds; i += place.Warps()) {
     const int64_t row = i / passes.folds, first = i % passes.folds * kChunk;
@@ -107,10 +108,10 @@ __global__ void __launch_bounds__(kThreads) FoldChunks(const __grid_constant__ J
 }
 
 // Adds up the rest of each row's sums, and makes its scale.
-template <StatsKind kKind, class Jobs>
-__global__ void __launch_bounds__(kThreads) FoldRows(const __grid_constant__ Jobs jobs) {
+template <StatsKind kKind>
+__global__ void __launch_bounds__(kThreads) FoldRows(const __grid_constant__ EncodeBatch batch) {
   Place place;
-  const EncodeJob& job = jobs.Open(&place);
+  const EncodeJob& job = batch.Open(&place);
   const Passes& passes = job.passes;
   const int64_t each = passes.folds ? passes.folds : passes.chunks;
   const GroupStats* const sums = passes.folds ? job.workspace.folded : job.workspace.stats;
@@ -146,18 +147,17 @@ __device__ inline void SumColumnsAs(const EncodeJob& job, const Place& place) {
   if (!finite) atomicOr(&job.workspace.control->nonfinite, 1u);
 }
 
-template <int kResidual, class Jobs>
-__global__ void __launch_bounds__(kThreads) SumColumns(const __grid_constant__ Jobs jobs) {
+template <int kResidual>
+__global__ void __launch_bounds__(kThreads) SumColumns(const __grid_constant__ EncodeBatch batch) {
   Place place;
-  const EncodeJob& job = jobs.Open(&place);
+  const EncodeJob& job = batch.Open(&place);
   WithDtype(job.dtype,
             [&](auto dtype) { SumColumnsAs<decltype(dtype)::value, kResidual>(job, place); });
 }
 
-template <class Jobs>
-__global__ void __launch_bounds__(kThreads) FoldColumns(const __grid_constant__ Jobs jobs) {
+__global__ void __launch_bounds__(kThreads) FoldColumns(const __grid_constant__ EncodeBatch batch) {
   Place place;
-  const EncodeJob& job = jobs.Open(&place);
+  const EncodeJob& job = batch.Open(&place);
   const int64_t columns = job.spec.columns;
   for (int64_t column = place.Thread(); column < columns; column += place.Threads()) {
     GroupStats stats = {};
@@ -174,54 +174,49 @@ __global__ void __launch_bounds__(kThreads) FoldColumns(const __grid_constant__ 
 
 namespace {
 
-template <StatsKind kKind, int kResidual, class Jobs>
-Statistics<Jobs> RowStatistics(const EncodeJob& job) {
+template <StatsKind kKind, int kResidual>
+Statistics RowStatistics(const EncodeJob& job) {
   const Passes& passes = job.passes;
   const auto blocks = [](int64_t work, int64_t each) { return (work + each - 1) / each; };
-  Statistics<Jobs> all = {};
-  all.sum = {SumAllChunks<kKind, kResidual, Jobs>, blocks(passes.rows * passes.chunks, 2 * kWarps),
-             0};
+  Statistics all = {};
+  all.sum = {SumAllChunks<kKind, kResidual>, blocks(passes.rows * passes.chunks, 2 * kWarps), 0};
   if (passes.folds) {
-    all.fold_chunks = {FoldChunks<kKind, Jobs>, blocks(passes.rows * passes.folds, kWarps), 0};
+    all.fold_chunks = {FoldChunks<kKind>, blocks(passes.rows * passes.folds, kWarps), 0};
   }
   // SumAllChunks has not finished these by itself.
   if (passes.folds || (passes.rows > 1 && passes.chunks > 1)) {
-    all.fold_groups = {FoldRows<kKind, Jobs>, blocks(passes.rows, kWarps), 0};
+    all.fold_groups = {FoldRows<kKind>, blocks(passes.rows, kWarps), 0};
   }
   return all;
 }
 
-template <int kResidual, class Jobs>
-Statistics<Jobs> StatisticsWorkAs(const EncodeJob& job) {
+template <int kResidual>
+Statistics StatisticsWorkAs(const EncodeJob& job) {
   if (job.passes.columns) {
     const int64_t columns = job.spec.columns, sums = job.passes.chunks * columns;
-    return {{SumColumns<kResidual, Jobs>, (sums + kThreads - 1) / kThreads, 0},
+    return {{SumColumns<kResidual>, (sums + kThreads - 1) / kThreads, 0},
             {},
-            {FoldColumns<Jobs>, (columns + kThreads - 1) / kThreads, 0}};
+            {FoldColumns, (columns + kThreads - 1) / kThreads, 0}};
   }
   switch (KindOf(job.spec)) {
     case StatsKind::kSides:
-      return RowStatistics<StatsKind::kSides, kResidual, Jobs>(job);
+      return RowStatistics<StatsKind::kSides, kResidual>(job);
     case StatsKind::kSquares:
-      return RowStatistics<StatsKind::kSquares, kResidual, Jobs>(job);
+      return RowStatistics<StatsKind::kSquares, kResidual>(job);
     case StatsKind::kMoments:
-      return RowStatistics<StatsKind::kMoments, kResidual, Jobs>(job);
+      return RowStatistics<StatsKind::kMoments, kResidual>(job);
     default:
-      return RowStatistics<StatsKind::kLargest, kResidual, Jobs>(job);
+      return RowStatistics<StatsKind::kLargest, kResidual>(job);
   }
 }
 
 }  // namespace
 
-template <class Jobs>
-Statistics<Jobs> StatisticsWork(const EncodeJob& job) {
+Statistics StatisticsWork(const EncodeJob& job) {
   if (!job.passes.chunks) return {};
   return WithResidual(
-      job, [&](auto residual) { return StatisticsWorkAs<decltype(residual)::value, Jobs>(job); });
+      job, [&](auto residual) { return StatisticsWorkAs<decltype(residual)::value>(job); });
 }
-
-template Statistics<Single<EncodeJob>> StatisticsWork(const EncodeJob& job);
-template Statistics<EncodeBatch> StatisticsWork(const EncodeJob& job);
 
 }  // namespace HVDC_ARCH
 }  // namespace hvdc

@@ -379,10 +379,10 @@ class ChunkEncoder {
   uint32_t* const list;  // in the place of the bins: places in the tile
 };
 
-template <int kResidual, class Jobs>
-__global__ void __launch_bounds__(kThreads) EncodeTopK(const __grid_constant__ Jobs jobs) {
+template <int kResidual>
+__global__ void __launch_bounds__(kThreads) EncodeTopK(const __grid_constant__ EncodeBatch batch) {
   Place place;
-  const EncodeJob& job = jobs.Open(&place);
+  const EncodeJob& job = batch.Open(&place);
   Totals totals;
   for (uint32_t block = place.block; block < job.blocks.count; block += place.blocks) {
     ChunkEncoder<kResidual>(job, block).Run(&totals);
@@ -545,10 +545,9 @@ class ChunkDecoder {
   uint32_t* const stage;
 };
 
-template <class Jobs>
-__global__ void __launch_bounds__(kThreads) DecodeTopK(const __grid_constant__ Jobs jobs) {
+__global__ void __launch_bounds__(kThreads) DecodeTopK(const __grid_constant__ DecodeBatch batch) {
   Place place;
-  const DecodeJob& job = jobs.Open(&place);
+  const DecodeJob& job = batch.Open(&place);
   const PayloadSums sums(job);
   for (uint32_t block = place.block; block < job.blocks.count; block += place.blocks) {
     ChunkDecoder(job, sums, block).Run();
@@ -558,27 +557,18 @@ __global__ void __launch_bounds__(kThreads) DecodeTopK(const __grid_constant__ J
 
 }  // namespace
 
-template <class Jobs>
-Work<Jobs> TopKEncodeWork(const EncodeJob& job) {
+Work<EncodeBatch> TopKEncodeWork(const EncodeJob& job) {
   const uint32_t list = ListOf(job.spec);
   const size_t words = TileOf(job.spec) + (list < kBinWords ? kBinWords : list);
-  return WithResidual(job, [&](auto residual) -> Work<Jobs> {
-    return {EncodeTopK<decltype(residual)::value, Jobs>, job.layout.blocks,
-            words * sizeof(uint32_t)};
+  return WithResidual(job, [&](auto residual) -> Work<EncodeBatch> {
+    return {EncodeTopK<decltype(residual)::value>, job.layout.blocks, words * sizeof(uint32_t)};
   });
 }
 
-template <class Jobs>
-Work<Jobs> TopKDecodeWork(const DecodeJob& job) {
+Work<DecodeBatch> TopKDecodeWork(const DecodeJob& job) {
   const size_t words = SumsOf(job.spec, job.count) + kStageWords;
-  return {DecodeTopK<Jobs>, job.layout.blocks,
-          PayloadSums::Bytes(job.count) + words * sizeof(uint32_t)};
+  return {DecodeTopK, job.layout.blocks, PayloadSums::Bytes(job.count) + words * sizeof(uint32_t)};
 }
-
-template Work<Single<EncodeJob>> TopKEncodeWork(const EncodeJob& job);
-template Work<EncodeBatch> TopKEncodeWork(const EncodeJob& job);
-template Work<Single<DecodeJob>> TopKDecodeWork(const DecodeJob& job);
-template Work<DecodeBatch> TopKDecodeWork(const DecodeJob& job);
 
 }  // namespace HVDC_ARCH
 }  // namespace hvdc

@@ -76,14 +76,6 @@ typedef struct {
   uint64_t step;
 } hvdc_noise;
 
-// Error feedback: x = g + alpha h is encoded, h <- (beta h + g) - decoded is kept.
-typedef struct {
-  float alpha, beta;
-  void* residual;          // in and out
-  int32_t residual_dtype;  // as in hvdc_tensor
-  int32_t reserved;
-} hvdc_feedback;
-
 HVDC_API uint32_t hvdc_abi_version(void);
 
 // Name of the instruction set in use: "avx512", "avx2" or "plain"; null before the first use where
@@ -106,9 +98,10 @@ typedef struct {
   hvdc_spec spec;
   hvdc_noise noise;  // its step is stamped on payloads, and demanded of them when decoding
   void* values;      // encoding: the gradient, only read; decoding: the output
-  // Error feedback; both null without it. The residual before encoding, and where the residual
-  // after it goes: the same memory, or none of it. Elsewhere, the residual before is only read, and
-  // what stays as it is, is copied.
+  // Error feedback: x = g + alpha h is encoded, h <- (beta h + g) - decoded is kept. Both null
+  // without it. The residual before encoding, and where the residual after it goes: the same
+  // memory, or none of it. Elsewhere, the residual before is only read, and what stays as it is, is
+  // copied.
   const void* residual;
   void* next_residual;
   float alpha, beta;

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define HVDC_CUDA_ABI_VERSION 10
+#define HVDC_CUDA_ABI_VERSION 11
 
 enum { HVDC_CUDA_MAX_PAYLOADS = 1024 };
 
@@ -22,16 +22,15 @@ enum hvdc_cuda_status {
   HVDC_CUDA_FAILED = 16,      // hvdc_cuda_message() says why
   HVDC_CUDA_TOO_LARGE = 17,   // 2^31 elements or words of the payload, or too many payloads
   HVDC_CUDA_MISALIGNED = 18,  // a payload, tensor or workspace is not aligned
-  HVDC_CUDA_WORKSPACE = 19,   // the workspace is smaller than hvdc_cuda_workspace_bytes says
+  HVDC_CUDA_WORKSPACE = 19,   // the workspace is smaller than hvdc_cuda_plan_bytes says
 };
 
-// A destination of work. Calls with the same workspace must be on the same stream, or ordered by
-// events.
+// A destination of work.
 typedef struct {
   int32_t device;  // ordinal; calls leave the thread's current device as it was
   int32_t reserved;
   void* stream;     // cudaStream_t
-  void* workspace;  // aligned to 256 bytes; hvdc_cuda_prepare has been called on it once
+  void* workspace;  // of hvdc_cuda_plan_prepare, aligned to 256 bytes; not used by other calls
   int64_t workspace_bytes;
 } hvdc_cuda_queue;
 
@@ -49,28 +48,6 @@ HVDC_API uint32_t hvdc_cuda_abi_version(void);
 // The error of this thread's last failed call, in CUDA's words; never null.
 HVDC_API const char* hvdc_cuda_message(void);
 
-// Bytes that any of the calls below need for this spec, or -1 where it is not valid or has an
-// entropy code, for which there are no kernels.
-HVDC_API int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec);
-
-// Fills new workspace memory with what the kernels expect in it.
-HVDC_API int hvdc_cuda_prepare(const hvdc_cuda_queue* queue);
-
-// Encodes gradient into payload, like hvdc_encode_batch. feedback may be null; it is in host
-// memory, its residual is not.
-HVDC_API int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise, const void* gradient,
-                              int dtype, const hvdc_feedback* feedback, void* payload,
-                              int64_t payload_bytes, const hvdc_cuda_queue* queue);
-
-// Decodes payloads, which stand stride bytes apart, and adds them, like hvdc_decode_batch. If a
-// payload is not what it should be, out becomes NaN as a whole, and error tells; tag comes back in
-// it. Ors into *flags, unless it is null, what the headers say of numbers that are not finite: 1 or
-// 0; and 1 if there is an error.
-HVDC_API int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
-                                  int64_t payload_bytes, int64_t stride, int32_t count, float scale,
-                                  void* out, int dtype, uint32_t* flags, hvdc_cuda_error* error,
-                                  uint64_t tag, const hvdc_cuda_queue* queue);
-
 // A residual, and what a step has made of it: count numbers each.
 typedef struct {
   const void* before;
@@ -81,7 +58,7 @@ typedef struct {
 } hvdc_cuda_residual;
 
 // Copies before to after if *when is not 0: so a step can be dropped without the host's knowing.
-// The list itself is in host memory. The queue needs no workspace.
+// The list itself is in host memory.
 HVDC_API int hvdc_cuda_restore(const hvdc_cuda_residual* residuals, int64_t count,
                                const uint32_t* when, const hvdc_cuda_queue* queue);
 
@@ -123,7 +100,7 @@ HVDC_API int hvdc_cuda_plan_decode(const hvdc_cuda_entry* entries, int64_t count
                                    int32_t device, hvdc_cuda_plan** plan);
 HVDC_API int64_t hvdc_cuda_plan_bytes(const hvdc_cuda_plan* plan);
 // Gives a plan the queue's workspace, of so many bytes, which is its own from then on, and fills
-// it. Not to be captured into a CUDA graph. The queues of the calls below need no workspace.
+// it. Not to be captured into a CUDA graph.
 HVDC_API int hvdc_cuda_plan_prepare(hvdc_cuda_plan* plan, const hvdc_cuda_queue* queue);
 HVDC_API void hvdc_cuda_plan_free(hvdc_cuda_plan* plan);
 
@@ -133,7 +110,9 @@ HVDC_API int hvdc_cuda_encode_batch(const hvdc_cuda_plan* plan, const hvdc_cuda_
                                     int64_t array_count, void* message,
                                     const hvdc_cuda_queue* queue);
 
-// Like hvdc_cuda_decode_sum, of all entries; an error's payload is the number of the row.
+// Like hvdc_decode_batch. If a payload is not what it should be, the outputs of its entry become
+// NaN as a whole, and error tells: payload is the number of the row. Ors into *flags, unless it is
+// null, what the headers say of numbers that are not finite: 1 or 0; and 1 if there is an error.
 HVDC_API int hvdc_cuda_decode_batch(const hvdc_cuda_plan* plan, const hvdc_cuda_array* arrays,
                                     int64_t array_count, const void* rows, int64_t stride,
                                     float scale, uint32_t* flags, hvdc_cuda_error* error,

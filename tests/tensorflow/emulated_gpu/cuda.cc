@@ -53,39 +53,6 @@ HVDC_API int hvdc_emulated_gpu_open(const char* path) {
 
 uint32_t hvdc_cuda_abi_version(void) { return HVDC_EMULATED(hvdc_cuda_abi_version)(); }
 const char* hvdc_cuda_message(void) { return HVDC_EMULATED(hvdc_cuda_message)(); }
-int64_t hvdc_cuda_workspace_bytes(const hvdc_spec* spec) {
-  return HVDC_EMULATED(hvdc_cuda_workspace_bytes)(spec);
-}
-
-int hvdc_cuda_prepare(const hvdc_cuda_queue* queue) {
-  Put(*queue, __func__, HVDC_EMULATED(hvdc_cuda_prepare));
-  return HVDC_OK;
-}
-
-int hvdc_cuda_encode(const hvdc_spec* spec, const hvdc_noise* noise, const void* gradient,
-                     int dtype, const hvdc_feedback* feedback, void* payload, int64_t payload_bytes,
-                     const hvdc_cuda_queue* queue) {
-  const hvdc_feedback kept = feedback ? *feedback : hvdc_feedback{};
-  Put(*queue, __func__,
-      [=, run = HVDC_EMULATED(hvdc_cuda_encode), spec = *spec, noise = *noise,
-       with_feedback = feedback != nullptr](const hvdc_cuda_queue* q) {
-        return run(&spec, &noise, gradient, dtype, with_feedback ? &kept : nullptr, payload,
-                   payload_bytes, q);
-      });
-  return HVDC_OK;
-}
-
-int hvdc_cuda_decode_sum(const hvdc_spec* spec, uint64_t step, const void* payloads,
-                         int64_t payload_bytes, int64_t stride, int32_t count, float scale,
-                         void* out, int dtype, uint32_t* flags, hvdc_cuda_error* error,
-                         uint64_t tag, const hvdc_cuda_queue* queue) {
-  Put(*queue, __func__,
-      [=, run = HVDC_EMULATED(hvdc_cuda_decode_sum), spec = *spec](const hvdc_cuda_queue* q) {
-        return run(&spec, step, payloads, payload_bytes, stride, count, scale, out, dtype, flags,
-                   error, tag, q);
-      });
-  return HVDC_OK;
-}
 
 int hvdc_cuda_restore(const hvdc_cuda_residual* residuals, int64_t count, const uint32_t* when,
                       const hvdc_cuda_queue* queue) {
