@@ -104,7 +104,7 @@ class CudaKernels:
         table = np.concatenate([_copies(arrays, *both) for both in columns])
         word = arrays.pointer("when", when, 1, "int32")
         with self.launching(arrays.index) as stream:
-            queue = ctypes.byref(Queue(arrays.index, 0, stream, None, 0))
+            queue = ctypes.byref(Queue(arrays.index, 0, stream))
             status = self.library.hvdc_cuda_restore(table.ctypes.data, len(table), word, queue)
             self.check_status(status, "restore")
 

@@ -105,7 +105,7 @@ class CudaBatch(Batch):
             self._set_residuals("residual", residuals, devices)
             self._set_residuals("next_residual", next_residuals, devices)
             plan = self._plan(devices.index, stream, -1)
-            queue = Queue(devices.index, 0, stream, None, 0)
+            queue = Queue(devices.index, 0, stream)
             status = library.hvdc_cuda_encode_batch(
                 plan.handle,
                 self._address,
@@ -145,7 +145,7 @@ class CudaBatch(Batch):
         with self._kernels.launching(devices.index) as stream:
             self._set_values(values, steps, devices)
             plan = self._plan(devices.index, stream, ranks)
-            queue = Queue(devices.index, 0, stream, None, 0)
+            queue = Queue(devices.index, 0, stream)
             status = self._kernels.library.hvdc_cuda_decode_batch(
                 plan.handle,
                 self._address,
@@ -228,7 +228,7 @@ class _Plan:
         kernels.check_status(status, "batch")
         self.handle = made.value
         weakref.finalize(self, library.hvdc_cuda_plan_free, made.value)
-        size = library.hvdc_cuda_plan_bytes(made)
-        self._memory = kernels.services.empty(size, index)
-        queue = Queue(index, 0, stream, self._memory.data_ptr(), size)
-        kernels.check_status(library.hvdc_cuda_plan_prepare(made, ctypes.byref(queue)), "batch")
+        self._memory = kernels.services.empty(library.hvdc_cuda_plan_bytes(made), index)
+        queue = ctypes.byref(Queue(index, 0, stream))
+        status = library.hvdc_cuda_plan_prepare(made, self._memory.data_ptr(), queue)
+        kernels.check_status(status, "batch")

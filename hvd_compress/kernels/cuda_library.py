@@ -27,7 +27,7 @@ from hvd_compress.kernels.native import (
     open_library,
 )
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 LIBRARY = FOLDER / "libhvdc_cuda.so"
 FAILED, TOO_LARGE, MISALIGNED = 16, 17, 18
 
@@ -35,13 +35,7 @@ FAILED, TOO_LARGE, MISALIGNED = 16, 17, 18
 class Queue(ctypes.Structure):
     """The C interface's ``hvdc_cuda_queue``."""
 
-    _fields_ = [
-        ("device", I32),
-        ("reserved", I32),
-        ("stream", P),
-        ("workspace", P),
-        ("workspace_bytes", I64),
-    ]
+    _fields_ = [("device", I32), ("reserved", I32), ("stream", P)]
 
 
 class Error(ctypes.Structure):
@@ -115,7 +109,7 @@ SIGNATURES: Signatures = {
     "hvdc_cuda_plan_encode": (I32, [P, I64, I32, P]),
     "hvdc_cuda_plan_decode": (I32, [P, I64, I32, I32, P]),
     "hvdc_cuda_plan_bytes": (I64, [P]),
-    "hvdc_cuda_plan_prepare": (I32, [P, P]),
+    "hvdc_cuda_plan_prepare": (I32, [P, P, P]),
     "hvdc_cuda_plan_free": (None, [P]),
     "hvdc_cuda_encode_batch": (I32, [P, P, I64, P, P]),
     "hvdc_cuda_decode_batch": (I32, [P, P, I64, P, I64, F32, P, P, U64, P]),

@@ -49,6 +49,6 @@ def test_a_call_without_a_gpu_is_an_error_in_cudas_words(library: Path) -> None:
     opened = ctypes.CDLL(str(library))
     opened.hvdc_cuda_message.restype = ctypes.c_char_p
     flags = ctypes.create_string_buffer(64)
-    queue = (ctypes.c_int64 * 4)(10_000, 0, 0, 0)
+    queue = (ctypes.c_int64 * 2)(10_000, 0)
     assert opened.hvdc_cuda_restore(flags, ctypes.c_int64(0), flags, queue) == 16
     assert opened.hvdc_cuda_message() != b"no error"

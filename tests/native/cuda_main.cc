@@ -186,10 +186,9 @@ void CheckBatch(Random* random) {
   Memory m0(hvdc_cuda_plan_bytes(encode), 256, 0), m1(hvdc_cuda_plan_bytes(decode), 256, 0);
   memset(m0.data, 0xA5, static_cast<size_t>(m0.size));
   memset(m1.data, 0xA5, static_cast<size_t>(m1.size));
-  const hvdc_cuda_queue q0 = {0, 0, nullptr, m0.data, m0.size};
-  const hvdc_cuda_queue q1 = {0, 0, nullptr, m1.data, m1.size};
-  DEMAND(hvdc_cuda_plan_prepare(encode, &q0) == HVDC_OK);
-  DEMAND(hvdc_cuda_plan_prepare(decode, &q1) == HVDC_OK);
+  const hvdc_cuda_queue queue = {0, 0, nullptr};
+  DEMAND(hvdc_cuda_plan_prepare(encode, m0.data, &queue) == HVDC_OK);
+  DEMAND(hvdc_cuda_plan_prepare(decode, m1.data, &queue) == HVDC_OK);
 
   Memory p0(end, 16, 0), p1(end * ranks, 16, 0);
   memset(p0.data, 0x11, static_cast<size_t>(p0.size));
@@ -205,13 +204,13 @@ void CheckBatch(Random* random) {
     for (size_t i = 0; i < count; ++i) {
       if (arrays[i].residual == all[i].h1->data) Copy(*all[i].before, all[i].h1.get());
     }
-    DEMAND(hvdc_cuda_encode_batch(encode, arrays.data(), number, p1.data + rank * end, &q0) ==
+    DEMAND(hvdc_cuda_encode_batch(encode, arrays.data(), number, p1.data + rank * end, &queue) ==
            HVDC_OK);
     DEMAND(!memcmp(p0.data, p1.data + rank * end, static_cast<size_t>(end)));
   }
   for (const uint32_t when : {0u, 1u}) {
     DEMAND(hvdc_cuda_restore(residuals.data(), static_cast<int64_t>(residuals.size()), &when,
-                             &q0) == HVDC_OK);
+                             &queue) == HVDC_OK);
     for (const BatchTensor& one : all) {
       DEMAND(SameNumbers(when ? *one.before : *one.h0, *one.h1, one.kept));
     }
@@ -225,7 +224,7 @@ void CheckBatch(Random* random) {
   uint32_t flags = 0, found = 0;
   const auto sum = [&](uint64_t tag) {
     DEMAND(hvdc_cuda_decode_batch(decode, arrays.data(), number, p1.data, end, 0.3f, &flags, &error,
-                                  tag, &q1) == HVDC_OK);
+                                  tag, &queue) == HVDC_OK);
   };
   DEMAND(hvdc_decode_batch(tensors.data(), number, p1.data, end, ranks, 0.3f, 1, nullptr,
                            nullptr) == HVDC_OK);

@@ -257,11 +257,10 @@ int MakePlan(const hvdc_cuda_entry* entries, int64_t count, int32_t payloads, in
 }
 
 template <class Item, class Batch>
-int Upload(Plan<Item, Batch>* plan, const hvdc_cuda_queue& queue) {
+int Upload(Plan<Item, Batch>* plan, uint8_t* memory, const hvdc_cuda_queue& queue) {
   if (plan->items.empty()) return HVDC_OK;
-  uint8_t* const memory = static_cast<uint8_t*>(queue.workspace);
+  if (!memory) return HVDC_BAD_SPEC;
   if (!Aligned(memory, 256)) return HVDC_CUDA_MISALIGNED;
-  if (!memory || queue.workspace_bytes < plan->bytes) return HVDC_CUDA_WORKSPACE;
   Place(memory, plan);
   std::vector<uint8_t> bytes(static_cast<size_t>(plan->copied));
   uint8_t* to = bytes.data();
@@ -376,9 +375,12 @@ extern "C" int64_t hvdc_cuda_plan_bytes(const hvdc_cuda_plan* plan) {
   return plan->encode ? plan->encode->bytes : plan->decode->bytes;
 }
 
-extern "C" int hvdc_cuda_plan_prepare(hvdc_cuda_plan* plan, const hvdc_cuda_queue* queue) {
+extern "C" int hvdc_cuda_plan_prepare(hvdc_cuda_plan* plan, void* memory,
+                                      const hvdc_cuda_queue* queue) {
   if (!plan || !queue) return HVDC_BAD_SPEC;
-  return plan->encode ? Upload(plan->encode.get(), *queue) : Upload(plan->decode.get(), *queue);
+  uint8_t* const bytes = static_cast<uint8_t*>(memory);
+  return plan->encode ? Upload(plan->encode.get(), bytes, *queue)
+                      : Upload(plan->decode.get(), bytes, *queue);
 }
 
 extern "C" void hvdc_cuda_plan_free(hvdc_cuda_plan* plan) { delete plan; }

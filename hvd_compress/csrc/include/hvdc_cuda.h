@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define HVDC_CUDA_ABI_VERSION 11
+#define HVDC_CUDA_ABI_VERSION 12
 
 enum { HVDC_CUDA_MAX_PAYLOADS = 1024 };
 
@@ -21,17 +21,14 @@ enum { HVDC_CUDA_MAX_PAYLOADS = 1024 };
 enum hvdc_cuda_status {
   HVDC_CUDA_FAILED = 16,      // hvdc_cuda_message() says why
   HVDC_CUDA_TOO_LARGE = 17,   // 2^31 elements or words of the payload, or too many payloads
-  HVDC_CUDA_MISALIGNED = 18,  // a payload, tensor or workspace is not aligned
-  HVDC_CUDA_WORKSPACE = 19,   // the workspace is smaller than hvdc_cuda_plan_bytes says
+  HVDC_CUDA_MISALIGNED = 18,  // a payload, tensor or plan's memory is not aligned
 };
 
 // A destination of work.
 typedef struct {
   int32_t device;  // ordinal; calls leave the thread's current device as it was
   int32_t reserved;
-  void* stream;     // cudaStream_t
-  void* workspace;  // of hvdc_cuda_plan_prepare, aligned to 256 bytes; not used by other calls
-  int64_t workspace_bytes;
+  void* stream;  // cudaStream_t
 } hvdc_cuda_queue;
 
 // The error of an altered payload: that of the first one in a batch's first entry with any. It
@@ -99,9 +96,10 @@ HVDC_API int hvdc_cuda_plan_encode(const hvdc_cuda_entry* entries, int64_t count
 HVDC_API int hvdc_cuda_plan_decode(const hvdc_cuda_entry* entries, int64_t count, int32_t payloads,
                                    int32_t device, hvdc_cuda_plan** plan);
 HVDC_API int64_t hvdc_cuda_plan_bytes(const hvdc_cuda_plan* plan);
-// Gives a plan the queue's workspace, of so many bytes, which is its own from then on, and fills
+// Gives a plan memory of so many bytes, aligned to 256, which is its own from then on, and fills
 // it. Not to be captured into a CUDA graph.
-HVDC_API int hvdc_cuda_plan_prepare(hvdc_cuda_plan* plan, const hvdc_cuda_queue* queue);
+HVDC_API int hvdc_cuda_plan_prepare(hvdc_cuda_plan* plan, void* memory,
+                                    const hvdc_cuda_queue* queue);
 HVDC_API void hvdc_cuda_plan_free(hvdc_cuda_plan* plan);
 
 // Like hvdc_encode_batch. Calls with the same plan must be on the same stream, or ordered by

@@ -167,13 +167,11 @@ absl::StatusOr<const hvdc_cuda_plan*> GpuKernels::PlanOf(const Table& table, int
                 ? cuda_->plan_encode(table.entries.data(), count, ordinal_, &made->plan)
                 : cuda_->plan_decode(table.entries.data(), count, messages, ordinal_, &made->plan),
             "planning"));
-  const int64_t bytes = cuda_->plan_bytes(made->plan);
-  TF_RETURN_IF_ERROR(Allocate(bytes + kAlignment, &made->memory));
-  hvdc_cuda_queue queue = Queue();
+  TF_RETURN_IF_ERROR(Allocate(cuda_->plan_bytes(made->plan) + kAlignment, &made->memory));
+  const hvdc_cuda_queue queue = Queue();
   const auto begin = reinterpret_cast<uintptr_t>(made->memory.data());
-  queue.workspace = reinterpret_cast<void*>((begin + kAlignment - 1) / kAlignment * kAlignment);
-  queue.workspace_bytes = bytes;
-  TF_RETURN_IF_ERROR(Check(cuda_->plan_prepare(made->plan, &queue), "preparing a workspace"));
+  void* const own = reinterpret_cast<void*>((begin + kAlignment - 1) / kAlignment * kAlignment);
+  TF_RETURN_IF_ERROR(Check(cuda_->plan_prepare(made->plan, own, &queue), "preparing a plan"));
   known = made;
   return made->plan;
 }
@@ -202,7 +200,7 @@ absl::Status GpuKernels::Sum(const Messages& messages, const Arrays& arrays, flo
 }
 
 hvdc_cuda_queue GpuKernels::Queue() const {
-  return {ordinal_, 0, stream_->platform_specific_handle().stream, nullptr, 0};
+  return {ordinal_, 0, stream_->platform_specific_handle().stream};
 }
 
 absl::Status GpuKernels::Allocate(int64_t bytes, Tensor* memory) const {

@@ -71,7 +71,7 @@ class GpuKernels : public Kernels {
   absl::Status Launch(const Table& table, const Arrays& arrays, void* message);
   absl::Status Sum(const Messages& messages, const Arrays& arrays, float scale, bool flagged);
 
-  hvdc_cuda_queue Queue() const;  // without a workspace
+  hvdc_cuda_queue Queue() const;
   absl::Status Allocate(int64_t bytes, tensorflow::Tensor* memory) const;
   absl::Status Check(int status, const char* call) const;
   // out = scale * numbers, through a payload of a codec that casts.

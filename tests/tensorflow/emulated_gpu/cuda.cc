@@ -82,9 +82,9 @@ void hvdc_cuda_plan_free(hvdc_cuda_plan* plan) {
   emulated_gpu::Machine::Get().Put([plan] { HVDC_EMULATED(hvdc_cuda_plan_free)(plan); });
 }
 
-int hvdc_cuda_plan_prepare(hvdc_cuda_plan* plan, const hvdc_cuda_queue* queue) {
+int hvdc_cuda_plan_prepare(hvdc_cuda_plan* plan, void* memory, const hvdc_cuda_queue* queue) {
   Put(*queue, __func__, [=, run = HVDC_EMULATED(hvdc_cuda_plan_prepare)](const hvdc_cuda_queue* q) {
-    return run(plan, q);
+    return run(plan, memory, q);
   });
   return HVDC_OK;
 }
