@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.command_line import Parser
-from benchmarks.predict.plots import pyplot
+from benchmarks.pictures import figure
 from benchmarks.results import Results, Run
 
 COLORS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
@@ -31,14 +32,14 @@ def style(number: int) -> dict[str, Any]:
 
 def loss_curves(outcome: Results, path: Path) -> None:
     """Draws the training loss over steps and over bytes sent, means over the seeds."""
-    with _figure(path, 2, (12, 4.8)) as (figure, (over_steps, over_bytes)):
+    with _panels(path, 2, (12, 4.8)) as (over_steps, over_bytes):
         _lines(over_steps, outcome, lambda run: [point.step for point in run.curve])
         _lines(over_bytes, outcome, _megabytes)
         over_steps.set(xlabel="step", ylabel="training loss (cross entropy)", yscale="log")
         over_bytes.set(xlabel="megabytes a rank has sent", xscale="log")
         over_steps.legend(title="compression")
         what = outcome.configuration
-        figure.suptitle(
+        over_steps.figure.suptitle(
             f"{what['model']} on {what['data']}, {what['framework']}, {outcome.ranks} ranks, "
             f"{what['batch_size']} samples a rank and step"
         )
@@ -55,7 +56,7 @@ def text_loss(outcomes: Sequence[Results], path: Path) -> None:
             raise ValueError(
                 "expected records whose curves have seconds and bytes, got one without: train again"
             )
-    with _figure(path, len(outcomes) + 1, (3.4 * (len(outcomes) + 1), 3.9)) as (figure, panels):
+    with _panels(path, len(outcomes) + 1, (3.4 * (len(outcomes) + 1), 3.9)) as panels:
         *over_time, over_bytes = panels
         for axes, outcome in zip(over_time, outcomes, strict=True):
             _lines(axes, outcome, lambda run: [p.seconds or 0.0 for p in run.curve], math.log(2))
@@ -65,7 +66,9 @@ def text_loss(outcomes: Sequence[Results], path: Path) -> None:
         over_bytes.set(xlabel="megabytes a rank has sent", xscale="log", title="any link")
         over_time[0].set(ylabel="training loss, bits a byte")
         handles, labels = over_bytes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        over_bytes.figure.legend(
+            handles, labels, loc="outside lower center", ncols=len(labels), frameon=False
+        )
 
 
 def main(command_line: list[str] | None = None) -> int:
@@ -81,30 +84,14 @@ def main(command_line: list[str] | None = None) -> int:
     return 0
 
 
-class _figure:
-    """A figure of panels with one y-axis, which is written to a file at the end of the context."""
-
-    def __init__(self, path: Path, columns: int, size: tuple[float, float]) -> None:
-        plt = pyplot()
-        plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hvd_compress"})
-        self._path = path
-        self._close = plt.close
-        self._figure, self._panels = plt.subplots(
-            1, columns, figsize=size, sharey=True, layout="constrained"
-        )
-
-    def __enter__(self) -> tuple[Any, Any]:
-        return self._figure, self._panels
-
-    def __exit__(self, kind: type | None, *rest: object) -> None:
-        if kind is None:
-            for axes in self._panels:
-                axes.grid(True, which="major", alpha=0.4)
-                axes.spines[["top", "right"]].set_visible(False)
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            undated = {"Date": None} if self._path.suffix == ".svg" else None
-            self._figure.savefig(self._path, dpi=120, metadata=undated)
-        self._close(self._figure)
+@contextmanager
+def _panels(path: Path, columns: int, size: tuple[float, float]) -> Iterator[Any]:
+    """Panels with one y-axis, which are written to a file at the end of the block."""
+    with figure(path, 1, columns, font=10, size=size, sharey=True) as ((*panels,),):
+        yield panels
+        for axes in panels:
+            axes.grid(True, which="major", alpha=0.4)
+            axes.spines[["top", "right"]].set_visible(False)
 
 
 def _lines(

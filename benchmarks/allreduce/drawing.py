@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.lab.rate import parse
+from benchmarks.pictures import figure
 from benchmarks.plots import style
-from benchmarks.predict.plots import pyplot
 from benchmarks.tables import Table
 
 Cells = list[dict[str, Any]]
@@ -54,38 +54,29 @@ def costs(cells: Cells) -> Table:
 
 def draw(cells: Cells, path: Path) -> None:
     """Writes the picture: seconds over the rate, a panel for each number of hosts and round trip."""
-    plt = pyplot()
-    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 9})
     hosts = sorted({cell["hosts"] for cell in cells})
     rates = sorted({_mbit(cell) for cell in cells})
     trips = list(dict.fromkeys(cell["rtt"] for cell in cells))
-    figure, panels = plt.subplots(
-        len(trips),
-        len(hosts),
-        figsize=(3.2 * len(hosts) + 1.8, 2.9 * len(trips) + 0.3),
-        layout="constrained",
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-    )
-    for line, trip in zip(panels, trips, strict=True):
-        for axes, count in zip(line, hosts, strict=True):
-            here = [c for c in cells if (c["hosts"], c["rtt"]) == (count, trip)]
-            here.sort(key=lambda cell: _mbit(cell))
-            for number, name in enumerate(_names(cells)):
-                points = [(_mbit(c), _seconds(c["rows"][name])) for c in here]
-                axes.plot(*zip(*points, strict=True), label=name, marker="o", ms=3, **style(number))
-            axes.set(xscale="log", yscale="log", title=f"{count} hosts, {_trip(trip)}")
-            axes.grid(True, which="both", alpha=0.25)
-            axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
-            axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-    figure.supxlabel("rate of each host's link, Mbit/s", fontsize="medium")
-    figure.supylabel("seconds", fontsize="medium")
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=120)
-    plt.close(figure)
+    size = (3.2 * len(hosts) + 1.8, 2.9 * len(trips) + 0.3)
+    with figure(path, len(trips), len(hosts), size=size, sharex=True, sharey=True) as panels:
+        for line, trip in zip(panels, trips, strict=True):
+            for axes, count in zip(line, hosts, strict=True):
+                here = [c for c in cells if (c["hosts"], c["rtt"]) == (count, trip)]
+                here.sort(key=lambda cell: _mbit(cell))
+                for number, name in enumerate(_names(cells)):
+                    points = [(_mbit(c), _seconds(c["rows"][name])) for c in here]
+                    axes.plot(
+                        *zip(*points, strict=True), label=name, marker="o", ms=3, **style(number)
+                    )
+                axes.set(xscale="log", yscale="log", title=f"{count} hosts, {_trip(trip)}")
+                axes.grid(True, which="both", alpha=0.25)
+                axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+                axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+        whole = panels[0][0].figure
+        whole.supxlabel("rate of each host's link, Mbit/s", fontsize="medium")
+        whole.supylabel("seconds", fontsize="medium")
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        whole.legend(handles, labels, loc="outside right center", frameon=False)
 
 
 def _mbit(cell: dict[str, Any]) -> float:

@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.frontier.points import Point, by_optimizer, points
 from benchmarks.frontier.tasks import Measure
-from benchmarks.papers.drawing import figure
 from benchmarks.papers.experiment import Row
+from benchmarks.pictures import figure
 from benchmarks.plots import COLORS
 
 _FAMILIES = {

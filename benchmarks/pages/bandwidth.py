@@ -10,8 +10,8 @@ from statistics import median
 import numpy as np
 
 from benchmarks.pages.reading import record
+from benchmarks.pictures import figure
 from benchmarks.plots import COLORS
-from benchmarks.predict.plots import pyplot
 from benchmarks.tables import Table
 
 LINKS = {
@@ -80,51 +80,47 @@ def table(times: Times | None = None) -> Table:
 
 def draw(path: Path) -> None:
     """Writes the picture."""
-    times, plt = seconds(), pyplot()
-    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 10})
-    figure, axes = plt.subplots(figsize=(4.95, 4.8), layout="constrained")
-    places = [min(link, _NO_LIMIT) for link in LINKS.values()]
-    for (name, (label, marker)), color in zip(SHOWN.items(), COLORS, strict=False):
-        values = [1e3 * one for one in times[name]]
-        look = {"color": color, "marker": marker, "markersize": 5, "linewidth": 1.6}
-        if name == "auto":
-            look.update(linewidth=7, alpha=0.35, zorder=1)
-        axes.plot(places[:-1], values[:-1], label=label, **look)
-        # The axis is broken before "no limit".
-        axes.plot(places[-2:], values[-2:], linestyle="-" if name == "auto" else ":", **look)
-    crossings = _crossings(times)
-    if crossings:
-        axes.plot(
-            [rate for rate, _ in crossings],
-            [milliseconds for _, milliseconds in crossings],
-            linestyle="",
-            marker="o",
-            markersize=11,
-            markerfacecolor="none",
-            markeredgecolor="0.3",
-            label="as fast as no compression",
+    times = seconds()
+    with figure(path, font=10, size=(4.95, 4.8)) as ((axes,),):
+        places = [min(link, _NO_LIMIT) for link in LINKS.values()]
+        for (name, (label, marker)), color in zip(SHOWN.items(), COLORS, strict=False):
+            values = [1e3 * one for one in times[name]]
+            look = {"color": color, "marker": marker, "markersize": 5, "linewidth": 1.6}
+            if name == "auto":
+                look.update(linewidth=7, alpha=0.35, zorder=1)
+            axes.plot(places[:-1], values[:-1], label=label, **look)
+            # The axis is broken before "no limit".
+            axes.plot(places[-2:], values[-2:], linestyle="-" if name == "auto" else ":", **look)
+        crossings = _crossings(times)
+        if crossings:
+            axes.plot(
+                [rate for rate, _ in crossings],
+                [milliseconds for _, milliseconds in crossings],
+                linestyle="",
+                marker="o",
+                markersize=11,
+                markerfacecolor="none",
+                markeredgecolor="0.3",
+                label="as fast as no compression",
+            )
+        axes.set(
+            xscale="log",
+            yscale="log",
+            ylabel="milliseconds a step",
+            xlabel="rate of each host's link, Mbit/s",
         )
-    axes.set(
-        xscale="log",
-        yscale="log",
-        ylabel="milliseconds a step",
-        xlabel="rate of each host's link, Mbit/s",
-    )
-    axes.set_xticks(
-        places, ["no limit" if math.isinf(link) else f"{link:g}" for link in LINKS.values()]
-    )
-    axes.tick_params(axis="x", which="minor", bottom=False)
-    low, high = axes.get_ylim()
-    ticks = [tick for tick in (20, 30, 50, 70, 100, 200, 300, 500, 700) if low < tick < high]
-    axes.set_yticks(ticks, map(str, ticks))
-    axes.tick_params(axis="y", which="minor", left=False, labelleft=False)
-    axes.grid(True, which="major", alpha=0.4)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
-    axes.set_title("A small transformer under DDP on two hosts", loc="left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=120)
-    plt.close(figure)
+        axes.set_xticks(
+            places, ["no limit" if math.isinf(link) else f"{link:g}" for link in LINKS.values()]
+        )
+        axes.tick_params(axis="x", which="minor", bottom=False)
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in (20, 30, 50, 70, 100, 200, 300, 500, 700) if low < tick < high]
+        axes.set_yticks(ticks, map(str, ticks))
+        axes.tick_params(axis="y", which="minor", left=False, labelleft=False)
+        axes.grid(True, which="major", alpha=0.4)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9)
+        axes.set_title("A small transformer under DDP on two hosts", loc="left")
 
 
 def _crossings(times: Times) -> list[tuple[float, float]]:

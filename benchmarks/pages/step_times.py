@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.pages.reading import record
-from benchmarks.predict.plots import pyplot
+from benchmarks.pictures import figure
 from benchmarks.tables import Table
 
 RECORDS = {
@@ -59,22 +59,19 @@ def table() -> Table:
 
 def draw(path: Path) -> None:
     """Writes the picture."""
-    plt = pyplot()
-    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 10})
-    figure, axes = plt.subplots(figsize=(4.95, 3.2), layout="constrained")
-    height = 0.2
-    for row, of_link in enumerate(RECORDS.values()):
-        for number, (name, value) in enumerate(seconds(of_link).items()):
-            label, color = SHOWN[name]
-            place = row + (number - 1.5) * height
-            axes.barh(place, value, 0.9 * height, color=color, label=None if row else label)
-            axes.text(value + 0.1, place, f"{value:.2f} s", va="center", fontsize=9)
-    axes.set(xlim=(0, 13), xlabel="seconds a step")
-    axes.set_yticks(range(len(RECORDS)), list(RECORDS))
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("AlexNet on two hosts", loc="left")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.2), ncols=2, frameon=False, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with figure(path, font=10, size=(4.95, 3.2)) as ((axes,),):
+        height = 0.2
+        for row, of_link in enumerate(RECORDS.values()):
+            for number, (name, value) in enumerate(seconds(of_link).items()):
+                label, color = SHOWN[name]
+                place = row + (number - 1.5) * height
+                axes.barh(place, value, 0.9 * height, color=color, label=None if row else label)
+                axes.text(value + 0.1, place, f"{value:.2f} s", va="center", fontsize=9)
+        axes.set(xlim=(0, 13), xlabel="seconds a step")
+        axes.set_yticks(range(len(RECORDS)), list(RECORDS))
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title("AlexNet on two hosts", loc="left")
+        axes.legend(
+            loc="upper center", bbox_to_anchor=(0.4, -0.2), ncols=2, frameon=False, fontsize=9
+        )

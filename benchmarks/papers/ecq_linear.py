@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers import linear
-from benchmarks.papers.drawing import figure
 from benchmarks.papers.experiment import (
     Advance,
     Claim,
@@ -21,6 +20,7 @@ from benchmarks.papers.experiment import (
     values,
 )
 from benchmarks.papers.linear import Method
+from benchmarks.pictures import figure
 from benchmarks.tables import Table
 from benchmarks.verdicts import judge
 from hvd_compress.codecs import ECQ, ErrorFeedback, stability

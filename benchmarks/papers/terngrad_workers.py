@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.papers.drawing import figure
 from benchmarks.papers.experiment import (
     Claim,
     Experiment,
@@ -16,6 +15,7 @@ from benchmarks.papers.experiment import (
     values,
 )
 from benchmarks.papers.training import NONE, Recipe, outcome
+from benchmarks.pictures import figure
 from benchmarks.tables import Table
 from benchmarks.verdicts import judge
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.command_line import Parser
+from benchmarks.pictures import pyplot
 from benchmarks.predict import plots
 from benchmarks.predict.arguments import add_machine, duration, machine_of, routes
 from benchmarks.predict.jobs import sweep
@@ -70,7 +71,7 @@ def main(command_line: list[str] | None = None) -> int:
     args = _parser().parse_args(command_line)
     try:
         if args.plot:
-            plots.pyplot()  # Fails before a long prediction if Matplotlib is missing.
+            pyplot()  # Fails before a long prediction if Matplotlib is missing.
         profile = machine_of(args, PROFILES)
         work = job(
             named(args.model),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pictures import figure
 from benchmarks.predict import __main__ as command
 from benchmarks.predict import sweep as sweeping
 from benchmarks.predict.hardware import Profile
@@ -43,13 +44,6 @@ ECQ_IMAGES = {"vanilla SGD": 27_280.0, "ECQ-SGD": 66_420.0}
 
 def main(out: Path) -> None:
     """Writes all figures and tables into a folder."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    # Text is not turned into paths, and equal figures give equal files.
-    matplotlib.rcParams.update(
-        {"svg.fonttype": "none", "svg.hashsalt": "hvd_compress", "font.size": 9}
-    )
     out.mkdir(parents=True, exist_ok=True)
     figure5(out)
     figure6(out)
@@ -126,75 +120,71 @@ def appendix_b_images(work: Job, bits: float, workers: int) -> float:
 
 def figure5(out: Path) -> None:
     """Draws three networks on both of TernGrad's clusters."""
-    from matplotlib import pyplot as plt
-
-    figure, grid = plt.subplots(2, 3, figsize=(11, 6.4), layout="constrained", sharex=True)
-    for line, profile in zip(grid, ("terngrad_ethernet", "terngrad_infiniband"), strict=True):
-        for axes, network in zip(line, ("alexnet", "googlenet", "vgg_a"), strict=True):
-            work = job(profile, network)
-            _draw(
-                axes,
-                sweep(work, routes("ternary", "two_shot", "hierarchical"), UP_TO_512),
-                "ternary",
-            )
-            for scheme, style in (("none", (0, (1, 1))), ("ternary", (0, (4, 1, 1, 1)))):
-                images = [appendix_b_images(work, paper_bits(scheme, k), k) for k in UP_TO_512]
-                axes.plot(
-                    UP_TO_512,
-                    images,
-                    color="0.45",
-                    linestyle=style,
-                    linewidth=1,
-                    label=f"appendix B, {PAPER_BITS[scheme]}",
+    path = out / "perfmodel-figure5.svg"
+    with figure(path, 2, 3, size=(11, 6.4), sharex=True) as grid:
+        for line, profile in zip(grid, ("terngrad_ethernet", "terngrad_infiniband"), strict=True):
+            for axes, network in zip(line, ("alexnet", "googlenet", "vgg_a"), strict=True):
+                work = job(profile, network)
+                _draw(
+                    axes,
+                    sweep(work, routes("ternary", "two_shot", "hierarchical"), UP_TO_512),
+                    "ternary",
                 )
-            link = (
-                "1 Gbit/s Ethernet" if profile == "terngrad_ethernet" else "100 Gbit/s InfiniBand"
-            )
-            axes.set_title(f"{TITLES[network]}, {link}")
-            axes.set_xlabel("GPUs" if profile == "terngrad_infiniband" else "")
-    _finish(figure, grid, out / "perfmodel-figure5.svg")
+                for scheme, style in (("none", (0, (1, 1))), ("ternary", (0, (4, 1, 1, 1)))):
+                    images = [appendix_b_images(work, paper_bits(scheme, k), k) for k in UP_TO_512]
+                    axes.plot(
+                        UP_TO_512,
+                        images,
+                        color="0.45",
+                        linestyle=style,
+                        linewidth=1,
+                        label=f"appendix B, {PAPER_BITS[scheme]}",
+                    )
+                link = (
+                    "1 Gbit/s Ethernet"
+                    if profile == "terngrad_ethernet"
+                    else "100 Gbit/s InfiniBand"
+                )
+                axes.set_title(f"{TITLES[network]}, {link}")
+                axes.set_xlabel("GPUs" if profile == "terngrad_infiniband" else "")
+        _finish(grid)
 
 
 def figure6(out: Path) -> None:
     """Draws ResNet-50 on ECQ-SGD's cluster, with the two numbers that the paper gives."""
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    work = job("ecq", "resnet50")
-    _draw(axes, sweep(work, routes("ecq", "two_shot", "hierarchical"), UP_TO_512), "ecq")
-    for scheme, style in (("none", (0, (1, 1))), ("ecq", (0, (4, 1, 1, 1)))):
-        images = [appendix_b_images(work, paper_bits(scheme, k), k) for k in UP_TO_512]
-        axes.plot(
-            UP_TO_512,
-            images,
-            color="0.45",
-            linestyle=style,
-            linewidth=1,
-            label=f"appendix B, {PAPER_BITS[scheme]}",
-        )
-    for (name, rate), marker in zip(ECQ_IMAGES.items(), "sD", strict=True):
-        axes.plot([512], [rate], marker, color="k", markersize=5, label=f"paper, {name}")
-    axes.set(title="ResNet-50, 40 Gbit/s Ethernet", xlabel="GPUs")
-    axes.legend()
-    _save(figure, out / "perfmodel-figure6.svg")
+    with figure(out / "perfmodel-figure6.svg", size=(6.4, 4.2)) as ((axes,),):
+        work = job("ecq", "resnet50")
+        _draw(axes, sweep(work, routes("ecq", "two_shot", "hierarchical"), UP_TO_512), "ecq")
+        for scheme, style in (("none", (0, (1, 1))), ("ecq", (0, (4, 1, 1, 1)))):
+            images = [appendix_b_images(work, paper_bits(scheme, k), k) for k in UP_TO_512]
+            axes.plot(
+                UP_TO_512,
+                images,
+                color="0.45",
+                linestyle=style,
+                linewidth=1,
+                label=f"appendix B, {PAPER_BITS[scheme]}",
+            )
+        for (name, rate), marker in zip(ECQ_IMAGES.items(), "sD", strict=True):
+            axes.plot([512], [rate], marker, color="k", markersize=5, label=f"paper, {name}")
+        axes.set(title="ResNet-50, 40 Gbit/s Ethernet", xlabel="GPUs")
+        axes.legend()
 
 
 def far(out: Path) -> None:
     """Draws the speed-up per GPU of all four networks on the InfiniBand cluster, up to 131,072 GPUs."""
-    from matplotlib import pyplot as plt
-
-    figure, grid = plt.subplots(1, 4, figsize=(12, 3.6), layout="constrained", sharey=True)
-    for axes, network in zip(grid, TITLES, strict=True):
-        rows = sweep(
-            job("terngrad_infiniband", network),
-            routes("onebit", "two_shot", "hierarchical", "allgather"),
-            UP_TO_131072,
-        )
-        _draw(axes, rows, "onebit", efficiency=True)
-        axes.set(title=TITLES[network], xlabel="GPUs", yscale="linear", ylabel="")
-        axes.set_ylim(0, 1.03)
-    grid[0].set_ylabel("speed-up over one GPU, per GPU")
-    _finish(figure, grid, out / "perfmodel-far.svg")
+    with figure(out / "perfmodel-far.svg", 1, 4, size=(12, 3.6), sharey=True) as grid:
+        for axes, network in zip(grid[0], TITLES, strict=True):
+            rows = sweep(
+                job("terngrad_infiniband", network),
+                routes("onebit", "two_shot", "hierarchical", "allgather"),
+                UP_TO_131072,
+            )
+            _draw(axes, rows, "onebit", efficiency=True)
+            axes.set(title=TITLES[network], xlabel="GPUs", yscale="linear", ylabel="")
+            axes.set_ylim(0, 1.03)
+        grid[0][0].set_ylabel("speed-up over one GPU, per GPU")
+        _finish(grid)
 
 
 def papers_table() -> str:
@@ -338,21 +328,13 @@ def _curves(rows: Sequence[Row]) -> Iterable[list[Row]]:
         yield [row for row in rows if (row.codec, row.exchange) == key]
 
 
-def _finish(figure: Any, grid: Any, path: Path) -> None:
-    """Adds one legend below all panels, which have the same curves, and saves the figure."""
+def _finish(grid: Any) -> None:
+    """Adds one legend below all panels, which have the same curves."""
     handles, labels = grid.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    grid.flat[0].figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     for axes in grid.flat:
         if axes.get_subplotspec().colspan.start:
             axes.set_ylabel("")
-    _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> None:
-    from matplotlib import pyplot as plt
-
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
 
 
 if __name__ == "__main__":

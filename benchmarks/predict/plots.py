@@ -1,35 +1,18 @@
-"""Plots of predictions; they need Matplotlib."""
+"""Plots of predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from benchmarks.pictures import figure
 from benchmarks.predict.jobs import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 STYLES = ("-", "--", "-.", ":")
-
-
-def pyplot() -> Any:
-    """The module ``matplotlib.pyplot``, set up to write files.
-
-    Raises:
-        ValueError: Matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        raise ValueError(
-            "expected Matplotlib to draw a picture, got none: pip install matplotlib"
-        ) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
 
 
 def throughput(rows: Sequence[Row], path: Path, *, title: str) -> None:
@@ -40,14 +23,10 @@ def throughput(rows: Sequence[Row], path: Path, *, title: str) -> None:
         path: the file to write; its suffix determines the format.
         title: the title of the plot.
     """
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    draw(axes, rows)
-    axes.legend()
-    axes.set_title(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with figure(path, font=10, size=(8, 5)) as ((axes,),):
+        draw(axes, rows)
+        axes.legend()
+        axes.set_title(title)
 
 
 def draw(axes: Axes, rows: Sequence[Row]) -> None:

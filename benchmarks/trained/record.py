@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks import json_files
 from benchmarks.intervals import mean
 from benchmarks.pages.reading import label, signed
-from benchmarks.papers.drawing import figure
+from benchmarks.pictures import figure
 from benchmarks.plots import style
 from benchmarks.tables import Table
 from benchmarks.trained.training import Recipe
