@@ -9,12 +9,13 @@ from torch import nn
 
 from benchmarks.models import CIFAR_DEPTHS, MODELS, chain_of
 from benchmarks.models.torch import chain, resnet
-from benchmarks.models.torch.transformer import gpt, gpt2
+from benchmarks.models.torch.transformer import gpt, gpt2, gpt_history
 
 _BUILDERS: dict[str, Callable[[int], nn.Module]] = {
     **{f"resnet{depth}": partial(resnet.of_cifar, depth) for depth in CIFAR_DEPTHS},
     "resnet50": resnet.resnet50,
     "gpt": gpt,
+    "gpt_history": gpt_history,
     "gpt2": gpt2,
 }
 

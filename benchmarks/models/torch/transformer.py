@@ -61,6 +61,12 @@ def gpt(vocabulary: int) -> Transformer:
     return Transformer(vocabulary, context, width=128, layers=2, heads=4, tied=False)
 
 
+def gpt_history(vocabulary: int) -> Transformer:
+    """Two blocks of width 96, which see the embeddings of the four tokens before each one, too."""
+    (context,) = MODELS["gpt_history"].input
+    return Transformer(vocabulary, context, width=96, layers=2, heads=4, tied=False, history=4)
+
+
 def gpt2(vocabulary: int = MODELS["gpt2"].classes) -> Transformer:
     """GPT-2's smallest shape (Radford et al., 2019): 12 blocks of width 768, tied embeddings.
 
