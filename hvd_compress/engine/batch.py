@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -13,7 +12,7 @@ from hvd_compress.engine.executors import Columns, keep_from_reuse
 from hvd_compress.engine.failures import explained
 from hvd_compress.engine.plan import BucketPlan, BucketResiduals, Table
 from hvd_compress.engine.residuals import transpose, transpose_back
-from hvd_compress.engine.run import Content, phase
+from hvd_compress.engine.run import Content, phase, timed
 from hvd_compress.engine.uncompressed import all_finite
 from hvd_compress.exchanges.comm import Comm, Sending
 from hvd_compress.exchanges.layout import USED, Piece
@@ -368,22 +367,13 @@ class Batch(Content):
             elements: the number of elements that are encoded. Only the first encoding counts, not an
                 owner's later encoding of averages.
         """
-        counts, started = self._counts, time.perf_counter()
-        counts.encoded_elements = counts.encoded_elements or elements
-        with phase("encode"):
-            message = self.guard(work, size, dtype)
-        counts.encode_seconds += time.perf_counter() - started
-        return message
+        self._counts.encoded_elements = self._counts.encoded_elements or elements
+        with timed("encode", self._counts):
+            return self.guard(work, size, dtype)
 
-    @contextmanager
-    def decoding(self) -> Iterator[None]:
+    def decoding(self) -> AbstractContextManager[None]:
         """Adds the time in the block to the decoding time."""
-        started = time.perf_counter()
-        try:
-            with phase("decode"):
-                yield
-        finally:
-            self._counts.decode_seconds += time.perf_counter() - started
+        return timed("decode", self._counts)
 
     def count_encoding(self, counters: Counters) -> None:
         """Adds the time in encoding kernels since the last call to the counters."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal
 
 import torch
 from torch.autograd import profiler
@@ -25,6 +27,18 @@ def phase(name: str) -> AbstractContextManager[object]:
     if not profiler._is_profiler_enabled:
         return _NO_LABEL
     return profiler.record_function(f"hvd_compress::{name}")
+
+
+@contextmanager
+def timed(name: Literal["encode", "decode"], counters: Counters) -> Iterator[None]:
+    """Labels the work in the ``with`` block like :func:`phase`, and adds its time to the counters."""
+    started = time.perf_counter()
+    try:
+        with phase(name):
+            yield
+    finally:
+        field = f"{name}_seconds"
+        setattr(counters, field, getattr(counters, field) + time.perf_counter() - started)
 
 
 class Content:

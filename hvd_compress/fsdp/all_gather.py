@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.codecs import Codec, ErrorFeedback
-from hvd_compress.engine.run import phase
-from hvd_compress.exchanges.comm import Collective
 from hvd_compress.exchanges.routing import Route, check_feedback
 from hvd_compress.fsdp.collective import CompressedCollective
 from hvd_compress.fsdp.sharding import Shared
@@ -207,13 +205,8 @@ class _Collectives(EncodedCollectives):
         words = torch.tensor(
             [copy.number, self.exchanges, own.numel(), asked], dtype=torch.int64, device=own.device
         )
-        collective = Collective("all_gather", words.view(torch.uint8), self.size, self.rank, "all")
-        rows = (
-            self._transport.run(collective, "requests")
-            .view(torch.int64)
-            .view(self.size, -1)
-            .tolist()
-        )
+        collective = self._comm.all_gather(words.view(torch.uint8))
+        rows = self._transport.run(collective, "requests").view(torch.int64).tolist()
         failure, self.failure = self.failure, None
         failed = [rank for rank, row in enumerate(rows) if row[-1] == _FAILED]
         if failed:
@@ -248,9 +241,7 @@ class _Collectives(EncodedCollectives):
             with torch.inference_mode(False):  # Later gathers, outside of that mode, write to it.
                 copy.values = own.new_empty(self.size, own.numel())
         if asked == _WHOLE:
-            copy.values.copy_(
-                self._sent(own.view(torch.uint8)).view(own.dtype).view_as(copy.values)
-            )
+            copy.values.copy_(self._sent(own.view(torch.uint8)).view(own.dtype))
         else:
             if message is None:
                 message = self._late(copy, own, codec)
@@ -280,7 +271,4 @@ class _Collectives(EncodedCollectives):
             copy.values.fill_(torch.nan)
 
     def _sent(self, message: torch.Tensor) -> torch.Tensor:
-        collective = Collective("all_gather", message, self.size, self.rank, "all")
-        collective.count(self.counters)
-        with phase("send"):
-            return self._transport.run(collective, "parameters")
+        return self._send(self._comm.all_gather(message), "parameters")

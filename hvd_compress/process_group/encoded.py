@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -16,11 +15,11 @@ from hvd_compress.codecs.feedback import OFF
 from hvd_compress.codecs.payload import FLAG_NONFINITE, FLAGS_OFFSET
 from hvd_compress.engine.executors import CUDA_KERNELS, Executors, keep_from_reuse
 from hvd_compress.engine.failures import explained
-from hvd_compress.engine.run import phase
-from hvd_compress.exchanges.comm import Collective
+from hvd_compress.engine.run import phase, timed
+from hvd_compress.exchanges.comm import Collective, Comm, Group
 from hvd_compress.exchanges.limits import check_gather
 from hvd_compress.exchanges.routing import ENCODABLE
-from hvd_compress.kernels.batch import Arrays, Batch, BatchPayloadError, Entry
+from hvd_compress.kernels.batch import Batch, BatchPayloadError, Entry
 from hvd_compress.process_group.transport import Transport
 from hvd_compress.ranks.counters import Counters
 from hvd_compress.ranks.errors import ExchangeError
@@ -68,6 +67,7 @@ class EncodedCollectives:
         self._kernels = Executors(torch.get_num_threads() if threads is None else threads)
         self._transport = transport
         self.rank, self.size = transport.rank, transport.size
+        self._comm = Comm(Group(self.rank, self.size))
         self._noise_rank = self.rank if noise_rank is None else noise_rank
         self._batches: dict[tuple[object, ...], Batch] = {}
 
@@ -270,44 +270,39 @@ class EncodedCollectives:
             # This was no exchange: a rank that has raised an error has not begun one.
             self.exchanges -= 1
             raise
-        gathers = len(parts) == 1
-        collective = Collective(
-            "all_gather" if gathers else "all_to_all",
-            message,
-            self.size,
-            self.rank,
-            "all",
-            () if gathers else (size,) * self.size,
-        )
-        collective.count(self.counters)
-        name = f"{collective.kind}.{content}.{message.numel()}"
-        with phase("send"):
-            rows = self._transport.run(collective, name)
+        if len(parts) == 1:
+            collective = self._comm.all_gather(message)
+        else:
+            collective = self._comm.all_to_all(message, (size,) * self.size)
+        rows = self._send(collective, f"{collective.kind}.{content}.{message.numel()}")
         if problem is not None:
             with self._receiving(tensor.device):
                 raise problem
         return rows
+
+    def _send(self, collective: Collective, name: str) -> torch.Tensor:
+        """Runs a collective whose bytes are counted, and returns its result."""
+        collective.count(self.counters)
+        with phase("send"):
+            return self._transport.run(collective, name)
 
     def _raise_earlier(self) -> None:
         """Raises what a device has met in an earlier exchange."""
         self._kernels.begin_step()
 
     def _encode(self, codec: Codec, parts: Sequence[torch.Tensor], message: torch.Tensor) -> None:
-        started = time.perf_counter()
-        self._kernels.order(message)
-        kernels = self._batch(codec, parts)
-        nothing = [None] * len(parts)
-
         def write(values: Sequence[torch.Tensor]) -> None:
             steps = [self.exchanges] * len(parts)
             kernels.encode([one.view(-1) for one in values], nothing, nothing, steps, message)
 
-        with phase("encode"):
+        with timed("encode", self.counters):
+            self._kernels.order(message)
+            kernels = self._batch(codec, parts)
+            nothing = [None] * len(parts)
             write(parts)
             if len(parts) > 1 and self._flagged(message.view(len(parts), -1)):
                 # Each rank gets one of the payloads only, and has to see it.
                 write([torch.full_like(part, math.nan) for part in parts])
-        self.counters.encode_seconds += time.perf_counter() - started
 
     def _batch(
         self, codec: Codec, parts: Sequence[torch.Tensor], content: str = "", first: int = 0
@@ -323,8 +318,7 @@ class EncodedCollectives:
             size, numbers = codec.payload_bytes(shape), range(len(parts))
             noise = [NoiseKey(self._seed, self._noise_rank, number) for number in numbers]
             entries = [Entry(codec, shape, OFF, noise[n], n * size) for n in numbers]
-            arrays = Arrays.whole(part.shape for part in parts)
-            batch = self._kernels.batch(entries, arrays, parts[0])
+            batch = self._kernels.batch(entries, None, parts[0])
             batch.name_senders(lambda _, row: (content, first + row))
             if len(self._batches) >= _MOST_BATCHES:
                 del self._batches[next(iter(self._batches))]
@@ -368,17 +362,14 @@ class EncodedCollectives:
         scale: float = 1.0,
     ) -> None:
         """Adds up the payloads of consecutive ranks, from rank ``first`` on."""
-        started = time.perf_counter()
-        self._kernels.order(rows)
-        keep_from_reuse(rows, out)
         try:
-            with phase("decode"):
+            with timed("decode", self.counters):
+                self._kernels.order(rows)
+                keep_from_reuse(rows, out)
                 kernels = self._batch(codec, [out], content, first)
                 kernels.decode_sum([out.view(-1)], [self.exchanges], rows, scale)
         except BatchPayloadError as error:
             raise explained(error, rows[error.rank], content, first + error.rank) from None
-        finally:
-            self.counters.decode_seconds += time.perf_counter() - started
 
     def _keeps_own(self, rows: torch.Tensor) -> bool:
         """Whether this rank takes its own tensor unencoded.
