@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_compress.exchanges.comm import Collective
-from hvd_compress.ranks import agreement
 from hvd_compress.ranks.errors import ExchangeError
 from hvd_compress.ranks.names import distinct
 from hvd_compress.torch.collectives import HorovodCollectives
@@ -40,18 +39,8 @@ class HorovodTransport:
 
     def compare(self, settings: dict[str, Any], device: torch.device) -> Callable[[], None]:
         """Starts to compare settings; returns a function that raises an error if ranks differ."""
-        line = torch.frombuffer(bytearray(agreement.serialize(settings)), dtype=torch.uint8)
-        handle = self._collectives.all_gather(line, "settings")
-
-        def settle() -> None:
-            gathered = handle.wait()
-            try:
-                agreement.check(gathered.numpy().tobytes())
-            except ExchangeError:
-                self._collectives.barrier()
-                raise
-
-        return settle
+        handle = self._collectives.send_settings(settings, "settings")
+        return lambda: self._collectives.check_settings(handle)
 
     def run(self, collective: Collective, name: str) -> torch.Tensor:
         """Runs a collective, and returns its result."""

@@ -18,7 +18,8 @@ from hvd_compress.codecs import PayloadError
 from hvd_compress.exchanges import sum_as_gather
 from hvd_compress.exchanges.comm import Collective
 from hvd_compress.exchanges.hosts import Hosts
-from hvd_compress.ranks import process_sets
+from hvd_compress.ranks import agreement, process_sets
+from hvd_compress.ranks.errors import ExchangeError
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 1e-3
 _PAUSE_SHARE = 1 / 16
@@ -194,6 +195,24 @@ class HorovodCollectives:
             return self._process_set.process_set_id in _basics._get_process_set_ids_and_ranks()
         except ValueError:  # Horovod has ended meanwhile, because another rank has.
             return False
+
+    def send_settings(self, settings: dict[str, Any], name: str) -> Handle:
+        """Starts a comparison of the ranks' settings, JSON-serializable; :meth:`check_settings` ends it."""
+        line = torch.frombuffer(bytearray(agreement.serialize(settings)), dtype=torch.uint8)
+        return self.all_gather(line, name)
+
+    def check_settings(self, handle: Handle) -> None:
+        """Waits for the settings of all ranks.
+
+        Raises:
+            ExchangeError: settings differ (raised on every rank, with the difference).
+        """
+        gathered = handle.wait()
+        try:
+            agreement.check(gathered.numpy().tobytes())
+        except ExchangeError:
+            self.barrier()
+            raise
 
     def barrier(self) -> None:
         """Returns when every rank has called it, or one of them has ended.

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from hvd_compress.ranks import agreement, token
-from hvd_compress.ranks.errors import ExchangeError
+from hvd_compress.ranks import token
 from hvd_compress.torch.collectives import Handle, HorovodCollectives
 
 
@@ -98,17 +97,11 @@ class Participation:
 
     def _agree(self, timeout: float) -> bool:
         if self._comparing is None:
-            settings = agreement.serialize(self._configuration())
-            message = torch.frombuffer(bytearray(settings), dtype=torch.uint8)
-            self._comparing = self._collectives.all_gather(message, "configuration")
+            settings = self._configuration()
+            self._comparing = self._collectives.send_settings(settings, "configuration")
         if not self._comparing.done(timeout):
             return False
-        gathered = self._comparing.wait()
-        try:
-            agreement.check(gathered.numpy().tobytes())
-        except ExchangeError:
-            self._collectives.barrier()
-            raise
+        self._collectives.check_settings(self._comparing)
         self._prepare()
         self.agreed, self._comparing = True, None
         return True
