@@ -97,8 +97,8 @@ class Batches:
         batch = Batch(plan, gradients, used, encoded=encoded)
         if not encoded:
             return batch, cold_start(batch, self.comm)
-        sent = _SENT_AS.get(plan.exchange, _payloads)(batch)
-        return batch, EXCHANGES[plan.exchange].run(sent, self.comm)
+        form = _SENT_AS.get(plan.exchange)
+        return batch, EXCHANGES[plan.exchange].run(form(batch) if form else batch, self.comm)
 
     def begin(
         self,
@@ -124,10 +124,6 @@ class Batches:
         run = Run(exchanging, batch, exchange.stages, remainders, name=name, number=number)
         batch.count_encoding(counters)
         return run
-
-
-def _payloads(batch: Batch) -> Batch:
-    return batch
 
 
 _SENT_AS: dict[str, Callable[[Batch], Any]] = {"integer_sum": LevelBatch, "low_rank": LowRankBatch}

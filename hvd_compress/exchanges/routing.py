@@ -91,11 +91,6 @@ class Route:
         return self.codec.name in _CAST_DTYPES and not self.feedback.enabled
 
     @cached_property
-    def varies(self) -> bool:
-        """Whether payloads may be shorter than their capacity; see :attr:`Codec.varies`."""
-        return self.codec.varies
-
-    @cached_property
     def cast_dtype(self) -> str | None:
         """The dtype to which an uncompressed tensor is cast first; None means no cast."""
         return _CAST_DTYPES[self.codec.name]

@@ -213,4 +213,4 @@ class GroupRanks(Ranks):
 
 def exchanges_of(slots: Iterable[Slot]) -> set[tuple[str, bool]]:
     """The exchanges of some slots' routes by name, and whether their messages are packed."""
-    return {(s.route.exchange, s.route.varies) for s in slots if not s.route.uncompressed}
+    return {(s.route.exchange, s.route.codec.varies) for s in slots if not s.route.uncompressed}

@@ -75,7 +75,6 @@ class HorovodRanks(Ranks):
         return self.exchanging or self.step.busy or any(slot.pending for slot in self._slots)
 
     def forget_agreement(self) -> None:
-        self.step.forget_agreement()
         self.step.plan(
             s for s in self._slots if s.parameter.requires_grad and not s.route.uncompressed
         )

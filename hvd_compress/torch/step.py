@@ -95,12 +95,9 @@ class HorovodStep:
         """Whether all ranks take part in the step; known after :meth:`settle`."""
         return self._participation.complete
 
-    def forget_agreement(self) -> None:
-        """Makes the ranks compare their settings again in the next step."""
-        self._participation.forget()
-
     def plan(self, slots: Iterable[Slot]) -> None:
-        """Composes new buckets of gradients that will be encoded."""
+        """Composes new buckets of gradients that will be encoded; the next step compares settings again."""
+        self._participation.forget()
         self._buckets.plan(slots)
 
     def begin(self) -> None:
