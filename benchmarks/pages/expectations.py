@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 
@@ -12,7 +12,7 @@ from benchmarks.frontier.experiment import EXPERIMENTS as FRONTIERS
 from benchmarks.frontier.points import by_optimizer, points
 from benchmarks.frontier.tasks import LENET, MOMENTUM, RESNET, TEXT, Task
 from benchmarks.intervals import Interval, mean, paired
-from benchmarks.pages import bandwidth, papers, step_times, time_to_loss
+from benchmarks.pages import bandwidth, papers, race, step_times
 from benchmarks.pages.reading import RECORDS, ratio, record, signed
 from benchmarks.papers.experiment import choose, kinds, values
 from benchmarks.papers.record import read
@@ -222,25 +222,24 @@ def _told(found: Interval, bits: bool) -> str:
 
 def rest() -> Table:
     """Times to a loss, steps of a larger model, codes of four bits, and kernels."""
-    times = {line[0].partition(",")[0]: line[4] for line in time_to_loss.table().rows}
-    target = time_to_loss.TARGET
+    entrants = race.entrants()
     large = {link: _large(f"lab-gpt2-{link}") for link in ("500mbit", "1gbit")}
     rotated = [_rotated(optimizer) for optimizer in (MOMENTUM, "adamw", "muon")]
     lines = [
         (
-            f"time to a training loss of {target} bits a byte, AdamW, text, DDP on two hosts at 100 "
-            "Mbit/s, as a share of uncompressed training's; steps of four seeds, the clock of one run",
+            f"time to a test loss of {race.TARGET} bits a byte in the last training above, DDP on four "
+            f"hosts at {' and '.join(race.LINKS)}, as a share of uncompressed training's",
             "; ".join(
-                f"{shown} {times[name]}"
+                f"{shown} {' and '.join(_shares(entrants, name))}"
                 for name, shown in (
-                    ("ecq", "`ECQ(bucket=4096)`, `alpha=0.01`"),
                     ("int8", "`Int8`"),
-                    ("powersgd", "PowerSGD, PyTorch's hook"),
+                    ("qsgd", "`QSGD`"),
+                    ("powersgd:rank=16", "`PowerSGD(rank=16)`"),
+                    ("fp16", "fp16"),
                     ("bf16", "bf16"),
-                    ("onebit", "`OneBit` after 75 uncompressed steps"),
                 )
             ),
-            "`train-text-losses`, `lab-text-100mbit`",
+            "`trained`, `lab-race-*`",
         ),
         (
             "times as fast as uncompressed: a transformer of 124 million parameters, DDP on two hosts at "
@@ -272,6 +271,11 @@ def rest() -> Table:
         ),
     ]
     return Table(("what was measured", "result", "records"), lines, left=3)
+
+
+def _shares(entrants: Mapping[str, race.Entrant], method: str) -> list[str]:
+    baseline = entrants[trained.BASELINE]
+    return [ratio(entrants[method].share(baseline, link)) for link in race.LINKS]
 
 
 def _large(name: str) -> dict[str, float]:

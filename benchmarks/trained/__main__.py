@@ -19,8 +19,11 @@ from benchmarks.trained import record, runs
 from benchmarks.trained.lines import lines
 from benchmarks.trained.training import Case, Recipe, Training
 
-METHODS = (record.BASELINE, "int8", "qsgd", "onebit")
-"""No compression; 8 bits; the default of 4 bits; 1 bit."""
+METHODS = (
+    *(record.BASELINE, "int8", "qsgd", "powersgd:rank=16", "onebit"),
+    *("fp16", "bf16", "topk", "powersgd:rank=4"),
+)
+"""No compression, 8 bits, the default of 4 bits, PowerSGD, 1 bit, and what a race to a loss has besides."""
 FIRST_SEED = 100
 """The smallest seed; the recipe was chosen on another one."""
 

@@ -117,7 +117,7 @@ def draw(record: Record, path: Path) -> None:
     recipe, found = record["recipe"], by_method(record)
     end = recipe["steps"] * recipe["batch"] * recipe["context"] / 1e6
     places = [end * (number + 1) / recipe["points"] for number in range(recipe["points"])]
-    with figure(path, columns=2, size=(9.0, 4.2), width_ratios=(2.2, 1.0)) as axes:
+    with figure(path, columns=2, size=(9.0, 4.6), width_ratios=(2.2, 1.0)) as axes:
         over, apart = axes[0]
         for number, (method, results) in enumerate(found.items()):
             curves = zip(*(one["curve"] for one in results.values()), strict=True)
@@ -125,7 +125,9 @@ def draw(record: Record, path: Path) -> None:
         _references(over, record["lines"])
         over.set(xlabel="megabytes of training text seen", ylabel="bits a byte of test text")
         over.set(xlim=(0, end), ylim=(1.3, 3.7))
-        over.legend(frameon=False, loc="upper right", bbox_to_anchor=(1, 0.9))
+        handles, labels = over.get_legend_handles_labels()
+        place = "outside lower center"
+        over.figure.legend(handles, labels, frameon=False, loc=place, ncols=5)
         _differences(apart, record)
 
 
