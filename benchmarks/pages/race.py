@@ -1,4 +1,4 @@
-"""How long a training takes to a useful loss: steps of several seeds, times the seconds of a step.
+"""The time of a training to a useful loss: steps of several seeds, times the seconds of a step.
 
 A loss depends on the seed and the step, and not on the link. So ``benchmarks.trained`` tells the steps, and
 turns in one job on each link tell the seconds.
