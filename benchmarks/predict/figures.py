@@ -130,16 +130,7 @@ def figure5(out: Path) -> None:
                     sweep(work, routes("ternary", "two_shot", "hierarchical"), UP_TO_512),
                     "ternary",
                 )
-                for scheme, style in (("none", (0, (1, 1))), ("ternary", (0, (4, 1, 1, 1)))):
-                    images = [appendix_b_images(work, paper_bits(scheme, k), k) for k in UP_TO_512]
-                    axes.plot(
-                        UP_TO_512,
-                        images,
-                        color="0.45",
-                        linestyle=style,
-                        linewidth=1,
-                        label=f"appendix B, {PAPER_BITS[scheme]}",
-                    )
+                _draw_appendix_b(axes, work, "ternary")
                 link = (
                     "1 Gbit/s Ethernet"
                     if profile == "terngrad_ethernet"
@@ -155,20 +146,19 @@ def figure6(out: Path) -> None:
     with figure(out / "perfmodel-figure6.svg", size=(6.4, 4.2)) as ((axes,),):
         work = job("ecq", "resnet50")
         _draw(axes, sweep(work, routes("ecq", "two_shot", "hierarchical"), UP_TO_512), "ecq")
-        for scheme, style in (("none", (0, (1, 1))), ("ecq", (0, (4, 1, 1, 1)))):
-            images = [appendix_b_images(work, paper_bits(scheme, k), k) for k in UP_TO_512]
-            axes.plot(
-                UP_TO_512,
-                images,
-                color="0.45",
-                linestyle=style,
-                linewidth=1,
-                label=f"appendix B, {PAPER_BITS[scheme]}",
-            )
+        _draw_appendix_b(axes, work, "ecq")
         for (name, rate), marker in zip(ECQ_IMAGES.items(), "sD", strict=True):
             axes.plot([512], [rate], marker, color="k", markersize=5, label=f"paper, {name}")
         axes.set(title="ResNet-50, 40 Gbit/s Ethernet", xlabel="GPUs")
         axes.legend()
+
+
+def _draw_appendix_b(axes: Any, work: Job, scheme: str) -> None:
+    """Draws the images a second by the paper's model, without compression and with a scheme."""
+    for name, style in (("none", (0, (1, 1))), (scheme, (0, (4, 1, 1, 1)))):
+        images = [appendix_b_images(work, paper_bits(name, k), k) for k in UP_TO_512]
+        label = f"appendix B, {PAPER_BITS[name]}"
+        axes.plot(UP_TO_512, images, color="0.45", linestyle=style, linewidth=1, label=label)
 
 
 def far(out: Path) -> None:

@@ -291,14 +291,14 @@ class EncodedCollectives:
         self._kernels.begin_step()
 
     def _encode(self, codec: Codec, parts: Sequence[torch.Tensor], message: torch.Tensor) -> None:
-        def write(values: Sequence[torch.Tensor]) -> None:
-            steps = [self.exchanges] * len(parts)
-            kernels.encode([one.view(-1) for one in values], nothing, nothing, steps, message)
-
         with timed("encode", self.counters):
             self._kernels.order(message)
             kernels = self._batch(codec, parts)
-            nothing = [None] * len(parts)
+            steps, nothing = [self.exchanges] * len(parts), [None] * len(parts)
+
+            def write(values: Sequence[torch.Tensor]) -> None:
+                kernels.encode([one.view(-1) for one in values], nothing, nothing, steps, message)
+
             write(parts)
             if len(parts) > 1 and self._flagged(message.view(len(parts), -1)):
                 # Each rank gets one of the payloads only, and has to see it.
