@@ -12,7 +12,7 @@ from benchmarks.frontier.experiment import EXPERIMENTS as FRONTIERS
 from benchmarks.frontier.points import by_optimizer, points
 from benchmarks.frontier.tasks import LENET, MOMENTUM, RESNET, TEXT, Task
 from benchmarks.intervals import Interval, mean, paired
-from benchmarks.pages import bandwidth, papers, race, step_times
+from benchmarks.pages import bandwidth, papers, step_times, time_to_loss
 from benchmarks.pages.reading import RECORDS, ratio, record, signed
 from benchmarks.papers.experiment import choose, kinds, values
 from benchmarks.papers.record import read
@@ -222,24 +222,24 @@ def _told(found: Interval, bits: bool) -> str:
 
 def rest() -> Table:
     """Times to a loss, steps of a larger model, codes of four bits, and kernels."""
-    entrants = race.entrants()
+    methods = time_to_loss.methods()
     large = {link: _large(f"lab-gpt2-{link}") for link in ("500mbit", "1gbit")}
     rotated = [_rotated(optimizer) for optimizer in (MOMENTUM, "adamw", "muon")]
     lines = [
         (
-            f"time to a test loss of {race.TARGET} bits a byte in the last training above, DDP on four "
-            f"hosts at {' and '.join(race.LINKS)}, as a share of uncompressed training's",
+            f"time to a test loss of {time_to_loss.TARGET} bits a byte in the last training above, DDP on "
+            f"four hosts at {' and '.join(time_to_loss.LINKS)}, as a share of uncompressed training's",
             "; ".join(
-                f"{shown} {' and '.join(_shares(entrants, name))}"
+                f"{shown} {' and '.join(_shares(methods, name))}"
                 for name, shown in (
                     ("int8", "`Int8`"),
-                    ("qsgd", "`QSGD`"),
+                    ("qsgd", "`ECQ`"),
                     ("powersgd:rank=16", "`PowerSGD(rank=16)`"),
                     ("fp16", "fp16"),
                     ("bf16", "bf16"),
                 )
             ),
-            "`trained`, `lab-race-*`",
+            "`trained`, `lab-time-to-loss-*`",
         ),
         (
             "times as fast as uncompressed: a transformer of 124 million parameters, DDP on two hosts at "
@@ -273,9 +273,9 @@ def rest() -> Table:
     return Table(("what was measured", "result", "records"), lines, left=3)
 
 
-def _shares(entrants: Mapping[str, race.Entrant], method: str) -> list[str]:
-    baseline = entrants[trained.BASELINE]
-    return [ratio(entrants[method].share(baseline, link)) for link in race.LINKS]
+def _shares(methods: Mapping[str, time_to_loss.Method], method: str) -> list[str]:
+    baseline = methods[trained.BASELINE]
+    return [ratio(methods[method].share(baseline, link)) for link in time_to_loss.LINKS]
 
 
 def _large(name: str) -> dict[str, float]:

@@ -20,10 +20,10 @@ from benchmarks.pages import (
     gpu,
     lab,
     papers,
-    race,
     reading,
     step_times,
     support,
+    time_to_loss,
 )
 from benchmarks.pages.reading import RECORDS
 from benchmarks.papers import record
@@ -171,7 +171,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "auto": lab.auto,
     "powersgd": lab.powersgd,
     "text": lab.text,
-    "race": race.table,
+    "time-to-loss": time_to_loss.table,
     "gpt2": lab.large,
     "gradients": lab.gradients,
     "allreduce-near": lambda: drawing.table(_allreduce(), "none"),
@@ -220,7 +220,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "bandwidth.svg": bandwidth.draw,
     "text_loss.svg": _text_loss,
     "papers-ecq-linear.svg": _ecq_linear,
-    "race.svg": race.draw,
+    "time_to_loss.svg": time_to_loss.draw,
     "trained.svg": lambda path: trained.draw(_trained(), path),
     "allreduce.svg": lambda path: drawing.draw(_allreduce(), path),
     **{f"{one.name}.svg": partial(_draw_frontier, task) for task, one in FRONTIERS.items()},

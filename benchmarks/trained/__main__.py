@@ -23,7 +23,7 @@ METHODS = (
     *(record.BASELINE, "int8", "qsgd", "powersgd:rank=16", "onebit"),
     *("fp16", "bf16", "topk", "powersgd:rank=4"),
 )
-"""No compression, 8 bits, the default of 4 bits, PowerSGD, 1 bit, and what a race to a loss has besides."""
+"""Among them, the default of 4 bits (``qsgd``), and what people use without this package."""
 FIRST_SEED = 100
 """The smallest seed; the recipe was chosen on another one."""
 

@@ -24,12 +24,12 @@ from benchmarks.trained import record as trained
 
 TARGET = 2.4
 """Bits a byte of test text: less than a table of order 2 has."""
-LINKS = {"100 Mbit/s": "lab-race-100mbit", "1 Gbit/s": "lab-race-1gbit"}
+LINKS = {"100 Mbit/s": "lab-time-to-loss-100mbit", "1 Gbit/s": "lab-time-to-loss-1gbit"}
 
 
 @dataclass(frozen=True)
-class Entrant:
-    """A method of the race.
+class Method:
+    """The steps and the step times of a method.
 
     Attributes:
         steps: the steps to the loss by seed; empty where one of the seeds did not reach it.
@@ -43,8 +43,8 @@ class Entrant:
         """The seconds to the loss on a link: the mean of the steps, times the median of the seconds."""
         return fmean(self.steps.values()) * median(self.seconds[link])
 
-    def share(self, baseline: Entrant, link: str) -> tuple[float, float, float]:
-        """The time as a share of another entrant's, and its 95% interval.
+    def share(self, baseline: Method, link: str) -> tuple[float, float, float]:
+        """The time as a share of another method's, and its 95% interval.
 
         The geometric mean of the steps' ratios by seed, times that of the seconds' ratios by round. Half
         widths of the two intervals, of logarithms, add up in squares.
@@ -78,9 +78,9 @@ def steps_to(curve: Sequence[float], steps: int, bits: float) -> float | None:
     return None
 
 
-def entrants(
+def methods(
     losses: Mapping[str, Any] | None = None, clocks: Mapping[str, Mapping[str, Any]] | None = None
-) -> dict[str, Entrant]:
+) -> dict[str, Method]:
     """The methods that have both losses of several seeds and seconds on each link."""
     losses = losses or trained.read(RECORDS / "trained.json")
     clocks = clocks or {link: record(name) for link, name in LINKS.items()}
@@ -92,13 +92,13 @@ def entrants(
         reached = {seed: steps_to(one["curve"], length, TARGET) for seed, one in results.items()}
         steps = {seed: own for seed, own in reached.items() if own is not None}
         seconds = {link: one["seconds"][method] for link, one in clocks.items()}
-        found[method] = Entrant(steps if len(steps) == len(reached) else {}, seconds)
+        found[method] = Method(steps if len(steps) == len(reached) else {}, seconds)
     return found
 
 
-def table(found: Mapping[str, Entrant] | None = None) -> Table:
+def table(found: Mapping[str, Method] | None = None) -> Table:
     """A line for each method: the steps, and on each link the time and its share of no compression's."""
-    found = found or entrants()
+    found = found or methods()
     baseline = found[trained.BASELINE]
     lines = []
     for method, own in found.items():
@@ -116,7 +116,7 @@ def table(found: Mapping[str, Entrant] | None = None) -> Table:
 
 def draw(path: Path) -> None:
     """Draws each method's time as a share of no compression's, with its interval, by link."""
-    found = entrants()
+    found = methods()
     baseline = found[trained.BASELINE]
     shown = [name for name, own in found.items() if own.steps and own is not baseline]
     with figure(path, columns=len(LINKS), size=(9.0, 0.9 + 0.36 * len(shown))) as axes:

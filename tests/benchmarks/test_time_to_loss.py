@@ -10,7 +10,7 @@ import pytest
 from benchmarks.intervals import mean
 from benchmarks.models import MODELS
 from benchmarks.models.torch import build
-from benchmarks.pages.race import Entrant, entrants, steps_to, table
+from benchmarks.pages.time_to_loss import Method, methods, steps_to, table
 from benchmarks.trained.training import Case, Recipe, Training
 
 _LINK = "100 Mbit/s"
@@ -24,8 +24,8 @@ def test_steps_are_interpolated_between_points() -> None:
 
 
 def test_a_share_has_the_intervals_of_steps_and_of_seconds() -> None:
-    none = Entrant({0: 100.0, 1: 120.0, 2: 90.0}, {_LINK: [1.0, 1.1, 0.9]})
-    own = Entrant({0: 110.0, 1: 126.0, 2: 99.0, 3: 500.0}, {_LINK: [0.5, 0.6, 0.4]})
+    none = Method({0: 100.0, 1: 120.0, 2: 90.0}, {_LINK: [1.0, 1.1, 0.9]})
+    own = Method({0: 110.0, 1: 126.0, 2: 99.0, 3: 500.0}, {_LINK: [0.5, 0.6, 0.4]})
     share, low, high = own.share(none, _LINK)
     steps, seconds = mean(np.log([1.1, 1.05, 1.1])), mean(np.log([0.5, 6 / 11, 4 / 9]))
     assert math.log(share) == pytest.approx(steps.mean + seconds.mean)
@@ -48,7 +48,7 @@ def test_a_method_that_misses_the_loss_with_one_seed_is_out() -> None:
     ]
     seconds = {"none": [2.0, 2.0], "int8": [1.0, 1.1], "onebit": [1.0, 1.0], "qsgd": [1.0, 1.0]}
     clocks = {link: {"seconds": seconds} for link in (_LINK, "1 Gbit/s")}
-    lines = table(entrants({"recipe": {"steps": 20}, "runs": runs}, clocks)).rows
+    lines = table(methods({"recipe": {"steps": 20}, "runs": runs}, clocks)).rows
     assert [line[:3] for line in lines] == [
         ["none", "2", "17"],
         ["int8", "2", "16"],
